@@ -1,0 +1,80 @@
+"""A plan: the decision for one model on one device. JSON, hashed over all its inputs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+PHASES = ("prefill", "decode")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """Proof of a choice: largest error over `cases` cases against the tolerance used; `level` is op, layer or model;
+    `data` says on what: "real weights" or "random weights"."""
+
+    level: str
+    max_err: float
+    tol: str
+    cases: int
+    data: str = "real weights"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejected:
+    """A candidate that was not taken, and why."""
+
+    impl: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choice:
+    """What runs at a site in one phase: `impl` is "upstream", "reference" or "<op>/<technique>". `tier` is set for token
+    mixers: isolate, gather or paged."""
+
+    impl: str
+    reason: str
+    tier: str | None = None
+    rejected: tuple[Rejected, ...] = ()
+    verified: Verified | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SitePlan:
+    """The choices for a site, by phase."""
+
+    site: str
+    op: str | None
+    status: Literal["known", "variant", "unknown"]
+    count: int
+    phases: dict[str, Choice]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRow:
+    """One line of the memory plan: `bytes` on each device, and how it was worked out."""
+
+    name: str
+    bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """`hash` covers every input (`inputs`: inventory, recipe, device, settings, versions, kernel sources by digest)."""
+
+    model: str
+    rev8: str
+    device: str
+    dtype: str
+    sites: tuple[SitePlan, ...]
+    memory: tuple[MemoryRow, ...] = ()
+    recipe: str = ""
+    inputs: dict[str, str] = field(default_factory=dict)
+    hash: str = ""
+    broken_requirements: tuple[str, ...] = ()
+
+    def swaps(self) -> tuple[SitePlan, ...]:
+        """The sites where a phase runs something other than upstream's code."""
+        return tuple(s for s in self.sites if any(c.impl != "upstream" for c in s.phases.values()))
