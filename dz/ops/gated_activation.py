@@ -17,10 +17,20 @@ def split(gate: torch.Tensor, up: torch.Tensor | None, interleaved: bool) -> tup
     """(gate, up) as two views [..., I]. Without `up`, `gate` [..., 2I] holds both: as halves, or alternating."""
     if up is not None:
         if interleaved:
-            raise UsageError("interleaved gate and up given as two tensors", "they are separate already", "drop interleaved", code="bad_argument")  # fmt: skip
+            raise UsageError(
+                "interleaved gate and up given as two tensors",
+                "they are separate already",
+                "drop interleaved",
+                code="bad_argument",
+            )
         return gate, up
     if gate.shape[-1] % 2:
-        raise UsageError(f"gate and up in {gate.shape[-1]} columns", "they need an even number", "check the projection's shape", code="bad_shape")  # fmt: skip
+        raise UsageError(
+            f"gate and up in {gate.shape[-1]} columns",
+            "they need an even number",
+            "check the projection's shape",
+            code="bad_shape",
+        )
     if interleaved:
         return gate[..., 0::2], gate[..., 1::2]
     first, second = gate.chunk(2, -1)
@@ -41,10 +51,10 @@ def reference(
 ) -> torch.Tensor:
     """`activation(gate) * (up + shift)` in fp32, rounded once to gate's dtype: [..., I].
 
-    `limit` first clamps gate from above and up on both sides. `alpha` is the slope inside SiLU: `g * sigmoid(alpha * g)`.
-    Clamped SwiGLU is silu with alpha 1.702, limit 7 and shift 1. "situ" is
-    `gate_cap * tanh(g / gate_cap) * sigmoid(g) * up_cap * tanh(u / up_cap)`. Raises UsageError for an unknown activation
-    and for an alpha that the activation has not."""
+    `limit` first clamps gate from above and up on both sides. `alpha` is the slope inside SiLU:
+    `g * sigmoid(alpha * g)`. Clamped SwiGLU is silu with alpha 1.702, limit 7 and shift 1. "situ" is
+    `gate_cap * tanh(g / gate_cap) * sigmoid(g) * up_cap * tanh(u / up_cap)`. Raises UsageError for an unknown
+    activation and for an alpha that the activation has not."""
     g, u = (wide(t) for t in split(gate, up, interleaved))
     if limit is not None:
         g, u = g.clamp(max=limit), u.clamp(-limit, limit)
@@ -68,7 +78,9 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     oss = {"activation": "silu", "alpha": 1.702, "limit": 7.0, "shift": 1.0}
     yield Case("clamped_interleaved_rows5_i17", {"gate": m.normal(5, 34, scale=6.0), "interleaved": True, **oss})
     yield Case("clamped_split_rows5_i17", {"gate": m.normal(5, 34, scale=6.0), **oss})
-    yield Case("limit_only_rows3_i40", {"gate": m.normal(3, 40, scale=9.0), "up": m.normal(3, 40, scale=9.0), "limit": 10.0})
+    yield Case(
+        "limit_only_rows3_i40", {"gate": m.normal(3, 40, scale=9.0), "up": m.normal(3, 40, scale=9.0), "limit": 10.0}
+    )
     situ = {"gate": m.normal(4, 2, 26, scale=8.0), "activation": "situ", "gate_cap": 3.0, "up_cap": 11.0}
     yield Case("situ_caps_batch4x2", {**situ, "interleaved": True})
     yield Case("views_of_one_projection", {"gate": (p := m.normal(6, 130))[:, :65], "up": p[:, 65:]})

@@ -27,7 +27,7 @@ def reference(
 
 
 def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
-    """Cases: data with a non-zero mean (zero mean hides an RMS norm), eps that matters, views, with and without bias."""
+    """Cases: data with a non-zero mean (zero mean hides an RMS norm), eps that matters, views, bias or none."""
     m = Maker(dtype, device, seed)
     w, b = m.normal(33), m.normal(33)
     yield Case("rows7_d33_mean3", {"x": m.normal(7, 33, shift=3.0), "weight": w, "bias": b, "eps": 1e-6})

@@ -43,4 +43,6 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield Case("v1030_long", {"x": m.normal(3, 24), "weight": m.normal(1030, 24, scale=24**-0.5), "scale": 2.0})
 
 
-OP = Op(name="lm_head", summary="logits, with scale and softcap", reference=reference, tolerance=REDUCTION, inputs=inputs)
+OP = Op(
+    name="lm_head", summary="logits, with scale and softcap", reference=reference, tolerance=REDUCTION, inputs=inputs
+)

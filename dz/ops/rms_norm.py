@@ -50,7 +50,9 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield Case("rows2_d40_zero_row", {"x": m.normal(2, 40) * m.tensor([[0], [1]]), "weight": m.normal(40), "eps": 1e-5})
     gemma = {"x": m.normal(6, 72), "weight": m.normal(72, scale=0.3), "offset": 1.0, "cast_first": False}
     yield Case("rows6_d72_offset_fp32_product", {**gemma, "eps": 1e-6})
-    yield Case("rows4_d96_fp32_product", {"x": m.normal(4, 96), "weight": m.normal(96), "cast_first": False, "eps": 1e-6})
+    yield Case(
+        "rows4_d96_fp32_product", {"x": m.normal(4, 96), "weight": m.normal(96), "cast_first": False, "eps": 1e-6}
+    )
     yield Case("rows4_d20_no_weight", {"x": m.normal(4, 20, shift=0.5), "eps": 1e-5})
     heads = m.normal(2, 5, 3, 64).transpose(1, 2)
     yield Case("heads2x3x5_d64_transposed", {"x": heads, "weight": m.normal(64), "eps": 1e-6})

@@ -25,10 +25,17 @@ def rotate(
     Pair p is channels (p, p+P) for "half" and (2p, 2p+1) for "interleaved". "interleaved_to_half" reads interleaved
     pairs and writes them half-split: the same dot products, another order of channels."""
     if layout not in LAYOUTS:
-        raise UsageError(f"no rope layout is called '{layout}'", f"the known ones are {', '.join(LAYOUTS)}", "dz ops show rope", code="unknown_layout")  # fmt: skip
+        raise UsageError(
+            f"no rope layout is called '{layout}'",
+            f"the known ones are {', '.join(LAYOUTS)}",
+            "dz ops show rope",
+            code="unknown_layout",
+        )
     width = 2 * cos.shape[-1]
     if width > x.shape[-1]:
-        raise UsageError(f"rope over {width} channels", f"the heads have {x.shape[-1]}", "check the rope dimension", code="bad_shape")  # fmt: skip
+        raise UsageError(
+            f"rope over {width} channels", f"the heads have {x.shape[-1]}", "check the rope dimension", code="bad_shape"
+        )
     start = x.shape[-1] - width if trailing else 0
     before, part, after = x.split([start, width, x.shape[-1] - start - width], -1)
     part = wide(part)
@@ -50,8 +57,8 @@ def reference(
     tiled: bool = True,
     unsqueeze_dim: int = 1,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Rotated (q, k): q [B, H, S, D], k [B, G, S, D], cos and sin [B|1, S, R]. `unsqueeze_dim` is where the head axis of
-    q and k lies (2 for [B, S, H, D]).
+    """Rotated (q, k): q [B, H, S, D], k [B, G, S, D], cos and sin [B|1, S, R]. `unsqueeze_dim` is where the head axis
+    of q and k lies (2 for [B, S, H, D]).
 
     `tiled`: cos and sin hold each angle twice as [angles, angles], R = 2P, of which the first half is read (the usual
     form); otherwise each angle once, R = P. `layout` and `trailing` as in `rotate`; R below D rotates partially."""
