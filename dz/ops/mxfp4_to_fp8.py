@@ -21,7 +21,7 @@ def reference(packed: torch.Tensor, scales: torch.Tensor) -> tuple[torch.Tensor,
     `value[n, k] = codes[n, k] * row_scale[n]`.
 
     packed [..., N, K/32, 16] or [..., N, K/2], scales [..., N, K/32]. With e the block's scale byte and e_max the
-    largest of the row's blocks that hold a non-zero code: `row_scale = 2^(e_max - 127 - 6)`, `code = e2m1 * 2^(e - e_max + 6)`.
+    largest of the blocks that hold a non-zero code: `row_scale = 2^(e_max - 133)`, `code = e2m1 * 2^(e - e_max + 6)`.
     `spread` is e_max - e_min over those blocks: up to 14 every code is exact; above, small codes round to nearest even
     (error <= 2^-10 * row_scale) and the caller decides (`require_exact`). A row of zeros has scale 1 and spread 0. A
     scale byte of 255 makes its block NaN (0x7F) and takes no part in e_max."""

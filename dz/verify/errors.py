@@ -62,11 +62,10 @@ def _elements(g: torch.Tensor, w: torch.Tensor, tol: Tolerance, path: str) -> Er
     relative = torch.where(diff == 0, 0.0, diff / w.abs()).nan_to_num(nan=float("inf"), posinf=float("inf"))
     ok = bool(excess.max() <= 0)
     bad = int((excess > 0).sum())
-    reason = (
-        ""
-        if ok
-        else f"{bad} of {g.numel()} beyond {_words(tol, exact)}, worst {worst}: {g.flatten()[flat].item():.9g} for {w.flatten()[flat].item():.9g}"
-    )
+    reason = ""
+    if not ok:
+        pair = f"{g.flatten()[flat].item():.9g} for {w.flatten()[flat].item():.9g}"
+        reason = f"{bad} of {g.numel()} beyond {_words(tol, exact)}, worst {worst}: {pair}"
     if bool(nan.any()):
         reason = f"{int(nan.sum())} NaN; {reason}"
     return ErrorReport(
