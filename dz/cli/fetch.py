@@ -1,0 +1,109 @@
+"""`dz fetch`: the bytes of a model, pinned to a commit and checked."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from dz.cli import output
+from dz.cli.common import resolve_settings
+from dz.cli.options import DryRun, Force, Model, Revision, Workspace
+from dz.cli.progress import size
+from dz.errors import EnvironmentFailure
+
+if TYPE_CHECKING:
+    from dz.hub.acquire import Fetched, Preview, Request
+
+Include = Annotated[list[str] | None, typer.Option("--include", metavar="GLOB", help="Only these files; repeatable.")]
+Exclude = Annotated[list[str] | None, typer.Option("--exclude", metavar="GLOB", help="Not these files; repeatable.")]
+LocalDir = Annotated[
+    Path | None, typer.Option("--local-dir", metavar="DIR", help="Put the files there, not in the Hugging Face cache.")
+]
+Token = Annotated[
+    str | None,
+    typer.Option("--token", metavar="TOKEN", help="Sent to the hub, never stored or shown; better: `hf auth login`."),
+]
+Offline = Annotated[bool, typer.Option("--offline", help="Never ask the hub (HF_HUB_OFFLINE): locks alone answer.")]
+_TRUE = ("1", "on", "yes", "true")  # as the hub client reads HF_HUB_OFFLINE
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("fetch")(fetch)
+
+
+def fetch(
+    model: Model,
+    revision: Revision = None,
+    include: Include = None,
+    exclude: Exclude = None,
+    local_dir: LocalDir = None,
+    token: Token = None,
+    dry_run: DryRun = False,
+    force: Force = False,
+    offline: Offline = False,
+    workspace: Workspace = None,
+) -> int:
+    """Download a model at a pinned commit, or register a folder in place; check every file; lock it.
+
+    Examples:
+      dz fetch org/name                      the commit that main is now; a rerun keeps that commit
+      dz fetch org/name@main --dry-run       what the newest commit would bring
+      dz fetch ./folder                      check and lock a folder where it is
+
+    Prints the folder. With an index only the shards that it names are fetched; other weight files are listed."""
+    from dz.hub import acquire
+
+    settings = resolve_settings({"workspace": workspace})
+    request = acquire.Request(
+        model=model,
+        revision=revision,
+        include=tuple(include or ()),
+        exclude=tuple(exclude or ()),
+        local_dir=local_dir.expanduser() if local_dir else None,
+        token=token,
+        force=force,
+        offline=offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
+        endpoint=settings.get("hf_endpoint"),
+    )
+    base = Path(settings.get("workspace")).absolute()
+    progress = output.get().progress()
+    if dry_run:
+        return _show_preview(acquire.preview(request, workspace=base, progress=progress), request)
+    return _show(acquire.fetch(request, workspace=base, progress=progress), model)
+
+
+def _show(done: Fetched, model: str) -> int:
+    out = output.get()
+    source = done.source
+    pinned = f"commit {source.commit}" if source.commit else f"folder {source.rev8}"
+    if done.fresh:
+        out.note(f"fetch: up to date ({pinned})")
+    else:
+        for text in done.document["reasons"]:
+            out.note(text)
+        weights = done.document["data"]["weights"]
+        held = f"{len(weights['shards'])} weight files, {weights['tensors']:,} tensors, {size(weights['bytes'])}"
+        out.note(f"fetch: {len(source.files)} files checked ({pinned}; {held}) -> {done.path}")
+    out.document(done.document)
+    out.result(source.folder)
+    out.hint(f"dz adapt {model}")
+    return 0
+
+
+def _show_preview(plan: Preview, request: Request) -> int:
+    out = output.get()
+    out.document(plan.document(request.inputs))
+    out.table(("FILE", "BYTES", "CACHED"), plan.files)
+    for row in plan.ignored:
+        out.line(f"not fetched: {row.path} ({size(row.size)}; {row.why})")
+    if plan.left_out:
+        out.line(f"left out by --include/--exclude: {len(plan.left_out)} files")
+    out.line(f"commit {plan.commit}: {size(plan.need)} to fetch into {plan.folder}, {size(plan.free)} free")
+    if plan.need > plan.free:
+        out.warn(f"{plan.need - plan.free:,} bytes too few on that disk; the fetch would be refused")
+        return EnvironmentFailure.exit_code
+    return 0

@@ -1,0 +1,78 @@
+"""A local folder, registered in place: checked, and locked under the digest of what is in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dz.core.index import Fault, broken
+from dz.core.protocols import Progress, Silent
+from dz.core.source import FileEntry, Source
+from dz.core.workspace import root
+from dz.errors import UsageError
+from dz.hub import lock as locks
+from dz.hub.lock import Ignored, Lock
+from dz.hub.names import Model
+from dz.hub.remote_code import foreign_code
+from dz.hub.stamp import code_hash, listing, local_revision, stamps
+from dz.hub.verify import examine
+
+
+def register(
+    model: Model,
+    workspace: Path | None = None,
+    *,
+    progress: Progress | None = None,
+    strict: bool = False,
+    force: bool = False,
+) -> tuple[Lock, bool]:
+    """(the lock of a folder, whether it was there already and nothing changed). Nothing is copied.
+
+    Raises Refused with every fault; `strict` also refuses a folder without weights, which is enough for a look at a
+    configuration but cannot be served."""
+    folder = model.path
+    if folder is None:
+        raise UsageError(f"{model.text} is no folder", "only a folder is registered in place", f"dz fetch {model.text}")
+    paths = listing(folder, skip=workspace or root())
+    if not paths:
+        raise UsageError(f"{folder} is empty", "no file to register", "dz fetch org/name", code="empty_folder")
+    source = _source(folder, paths)
+    known = locks.of_folder(source, workspace)
+    if known and not force and _same(known, source) and (known.complete or not strict):
+        return known, True
+    findings = examine(folder, paths, progress=progress or Silent())
+    findings.refuse(str(folder), "mend or fetch these files again; `git lfs pull` if it is a clone")
+    if strict and not findings.layout.shards:
+        raise broken(str(folder), [Fault(file=".", code="no_weights", text="no weight files")], "fetch the weights too")
+    lock = Lock(
+        source=source,
+        complete=findings.whole,
+        weights=locks.weights_of(findings),
+        foreign_code=foreign_code(folder, paths),
+        ignored=tuple(
+            Ignored(path=p, size=(folder / p).stat().st_size, why=why) for p, why in findings.layout.ignored.items()
+        ),
+        notes=findings.notes,
+        stamps=stamps(folder, paths),
+    )
+    locks.write(lock, workspace, inputs={"model": str(folder)})
+    return lock, False
+
+
+def _source(folder: Path, paths: tuple[str, ...]) -> Source:
+    files = tuple(FileEntry(path=p, size=_size(folder / p)) for p in paths)
+    return Source(
+        name=str(folder),
+        folder=str(folder),
+        commit="",
+        rev8=local_revision(folder, paths),
+        code_hash=code_hash(folder, (p for p in paths if (folder / p).is_file())),
+        files=files,
+    )
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def _same(lock: Lock, source: Source) -> bool:
+    return lock.source == source and not lock.changed()

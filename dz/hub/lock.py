@@ -1,0 +1,120 @@
+"""The lock: what was fetched, at which commit, with which hashes. One `fetch.json` for each model and revision."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dz.core import jsonio
+from dz.core.source import Source
+from dz.core.workspace import Workspace, root
+from dz.errors import UsageError
+from dz.hub.verify import Findings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ignored:
+    """A file of the repository that was not fetched or is not read, its size in bytes, and why."""
+
+    path: str
+    size: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """What the headers say: the index that was followed (empty: none), weight files, tensors, and their bytes."""
+
+    index: str = ""
+    shards: tuple[str, ...] = ()
+    tensors: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lock:
+    """The data of `fetch.json`. `requested` is the branch, tag or commit that was asked for (empty for a folder);
+    `complete` says that every weight file that the index names is there and right; `hashed` that every file was
+    compared with the hub's hash; `foreign_code` are other repositories whose code an `auto_map` names; `stamps` are
+    modification times in microseconds, by which a changed file is noticed without reading it; `include` and `exclude`
+    are the globs it was fetched with."""
+
+    source: Source
+    requested: str = ""
+    endpoint: str = ""
+    complete: bool = True
+    hashed: bool = False
+    weights: Weights = field(default_factory=Weights)
+    foreign_code: tuple[str, ...] = ()
+    ignored: tuple[Ignored, ...] = ()
+    notes: tuple[str, ...] = ()
+    stamps: dict[str, int] = field(default_factory=dict)
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    @property
+    def label(self) -> str:
+        """`org/name@rev8`, which picks this lock among several; a folder's path."""
+        return f"{self.source.name}@{self.source.rev8}" if self.source.commit else self.source.name
+
+    def changed(self) -> list[str]:
+        """What differs on disk from the lock, one finding for each file, without reading a file's content."""
+        found = []
+        for f in self.source.files:
+            try:
+                now = (self.source.path / f.path).stat()
+            except FileNotFoundError:
+                found.append(f"{f.path} is gone")
+                continue
+            if now.st_size != f.size:
+                found.append(f"{f.path} has {now.st_size:,} bytes, the lock says {f.size:,}")
+            elif now.st_mtime_ns // 1000 != self.stamps.get(f.path):
+                found.append(f"{f.path} was written to after it was checked")
+        return found
+
+
+def weights_of(findings: Findings) -> Weights:
+    """What a check of a folder counted."""
+    layout = findings.layout
+    return Weights(index=layout.index, shards=layout.shards, tensors=findings.tensors, bytes=findings.bytes)
+
+
+def write(lock: Lock, base: Path | None = None, *, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Write the lock into its workspace under `base`; returns the document."""
+    space = Workspace.of(lock.source, base)
+    return space.write(space.fetch, "fetch", lock, **envelope_of(lock, inputs))
+
+
+def envelope_of(lock: Lock, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The parts of the envelope that a lock decides: inputs, status ("ok" or "partial") and reasons."""
+    return {"inputs": inputs or {}, "status": "ok" if lock.complete else "partial", "reasons": list(lock.notes)}
+
+
+def read(path: Path) -> Lock:
+    """The lock in a `fetch.json`. Raises UsageError when it is not one."""
+    document = jsonio.read(path)
+    if not isinstance(document, dict) or document.get("schema") != "dz.fetch/1":
+        raise UsageError(f"{path} is not a lock", "its schema is not dz.fetch/1", "delete it and fetch again")
+    return jsonio.from_builtins(Lock, document.get("data"), where=str(path))
+
+
+def of_name(name: str, base: Path | None = None) -> list[Lock]:
+    """The locks of one repository, newest first."""
+    folder = base or root()
+    found = sorted(folder.glob(f"{name.replace('/', '--')}@*/fetch.json"), key=lambda p: p.stat().st_mtime_ns)
+    return [lock for lock in map(read, reversed(found)) if lock.source.name == name]
+
+
+def of_folder(source: Source, base: Path | None = None) -> Lock | None:
+    """The lock that names the same folder at the same revision, if there is one."""
+    path = Workspace.of(source, base).fetch
+    lock = read(path) if path.is_file() else None
+    return lock if lock and lock.source.folder == source.folder and lock.source.name == source.name else None
+
+
+def names(base: Path | None = None) -> list[str]:
+    """The repositories that have a lock, by the names of their workspaces."""
+    folder = base or root()
+    found = {p.parent.name.rpartition("@")[0] for p in folder.glob("*@*/fetch.json")}
+    return sorted(n.replace("--", "/", 1) for n in found)

@@ -1,0 +1,70 @@
+"""From MODEL to a Source, through the lock alone: no network, no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dz.core.source import Source
+from dz.core.workspace import root
+from dz.errors import Refused, UsageError
+from dz.hub import lock as locks
+from dz.hub.local import register
+from dz.hub.lock import Lock
+from dz.hub.names import Model, near, parse
+from dz.hub.pin import ambiguous, matching
+
+
+def resolve(model: str, *, workspace: Path | None = None) -> Source:
+    """The source that MODEL names. `org/name[@rev]` is found by its lock; a folder is checked and locked on the fly,
+    and gets a new rev8 when its configuration, code or headers changed.
+
+    Raises UsageError for what was never fetched and when several locks fit, Refused when the files are not those that
+    were checked."""
+    return resolve_lock(model, workspace=workspace).source
+
+
+def resolve_lock(model: str, *, workspace: Path | None = None) -> Lock:
+    """As `resolve`, with everything that the lock holds."""
+    wanted = parse(model)
+    if wanted.path is not None:
+        twin = locks.of_name(model, workspace) if "/" in model and not model.startswith((".", "/", "~")) else []
+        if twin:
+            raise UsageError(
+                f"{model} is a fetched repository and a folder here",
+                "dz does not guess which one is meant",
+                f"./{model} for the folder, {twin[0].label} for the repository",
+                code="ambiguous_model",
+            )
+        return register(wanted, workspace)[0]
+    found = locks.of_name(wanted.name, workspace)
+    fitting = matching(found, wanted.revision)
+    if not fitting:
+        raise _unknown(wanted, found, workspace)
+    if len(fitting) > 1:
+        raise ambiguous(wanted, fitting)
+    _refuse_changed(fitting[0])
+    return fitting[0]
+
+
+def _refuse_changed(lock: Lock) -> None:
+    changed = lock.changed()
+    if changed:
+        more = f"; and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise Refused(
+            f"{lock.label} changed since it was fetched: {len(changed)} of {len(lock.source.files)} files",
+            "; ".join(changed[:5]) + more,
+            f"dz fetch {lock.label}",
+            code="changed",
+        )
+
+
+def _unknown(wanted: Model, found: list[Lock], workspace: Path | None) -> UsageError:
+    base = workspace or root()
+    close = near(wanted.name, locks.names(base))
+    if found:
+        why = f"locked are {', '.join(k.label for k in found)}"
+    elif close:
+        why = f"no lock of that name in {base}; near it: {', '.join(close)}"
+    else:
+        why = f"no lock of that name in {base}"
+    return UsageError(f"{wanted.text} is not fetched", why, f"dz fetch {wanted.text}", code="not_fetched")
