@@ -22,7 +22,7 @@ YES = Support(True)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requires:
-    """Static needs. Empty tuples and None mean "any". `arch` is an inclusive window of compute capability (80, None)."""
+    """Static needs. Empty tuples and None mean "any". `arch` is an inclusive window of compute capability."""
 
     device: tuple[str, ...] = ()
     arch: tuple[int | None, int | None] = (None, None)
@@ -45,7 +45,8 @@ class Requires:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """`run` has the op's signature. `supports(args)` must refuse every argument that `run` would ignore or get wrong."""
+    """`run` has the op's signature. `supports(args)` must refuse every argument that `run` would ignore or get wrong.
+    `interpreter` says why Triton's interpreter cannot run it; empty when it can."""
 
     op: str
     technique: str
@@ -54,6 +55,7 @@ class Kernel:
     requires: Requires
     supports: Callable[[Mapping[str, Any]], Support] = lambda args: YES
     deterministic: bool = True
+    interpreter: str = ""
     source: str = ""
 
     @property

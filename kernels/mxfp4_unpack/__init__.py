@@ -1,0 +1,1 @@
+"""Implementations of mxfp4_unpack."""
