@@ -1,0 +1,185 @@
+"""Build an upstream model with its parameters on meta and its computed buffers real."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from dz.core.source import Source
+from dz.errors import Refused, UsageError
+from dz.upstream.config import architecture
+
+_EMPTY = {torch.empty, torch.empty_strided, torch.empty_like}
+_LARGE = {torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.normal}
+_REAL_LIMIT = 1 << 22  # elements; larger constant or random tensors are parameters, never computed buffers
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """`decoder` holds the embeddings, the layers and the final norm; `layers` are its decoder layers, in order."""
+
+    model: Any
+    config: Any
+    text_config: Any
+    decoder: Any
+    layers: list[Any]
+    cls: str
+    runs: Literal["transformers", "repository"]
+    dtype: torch.dtype
+    vision: bool
+
+
+def dtype_of(name: str) -> torch.dtype:
+    """The floating dtype of this name ("float32", "bfloat16", "float16"). Raises UsageError."""
+    found = {
+        "float32": torch.float32,
+        "float": torch.float32,
+        "bfloat16": torch.bfloat16,
+        "float16": torch.float16,
+        "half": torch.float16,
+    }.get(name)
+    if found is None:
+        raise UsageError(
+            f"unknown dtype '{name}'",
+            "it is one of auto, float32, bfloat16, float16",
+            "name one of them with --dtype",
+            code="bad_dtype",
+        )
+    return found
+
+
+def build_meta(source: Source, *, trust: bool, dtype: torch.dtype | None = None) -> Built:
+    """Upstream's model of a repository: parameters on meta, non-persistent buffers computed. `dtype` defaults to the
+    configuration's, else float32. Raises Refused when upstream's class cannot be built."""
+    arch = architecture(source, trust=trust)
+    if dtype is None:
+        dtype = _stated_dtype(arch.config)
+    try:
+        with _parameters_on_meta():
+            model = arch.cls._from_config(arch.config, dtype=dtype)
+    except Exception as e:  # noqa: BLE001  a model class may raise anything while it is built
+        raise Refused(
+            f"{arch.cls.__name__} cannot be built",
+            f"{type(e).__name__}: {e}",
+            f"compare {source.folder}/config.json with the class",
+            code="not_built",
+        ) from e
+    model.eval().requires_grad_(False)
+    _compute_buffers(model)
+    decoder = _decoder(model)
+    return Built(
+        model,
+        arch.config,
+        arch.text_config,
+        decoder,
+        _layers(decoder),
+        arch.cls.__name__,
+        arch.runs,
+        dtype,
+        arch.vision,
+    )
+
+
+def _stated_dtype(config: Any) -> torch.dtype:
+    for c in (config, config.get_text_config(decoder=True)):
+        value = getattr(c, "dtype", None) or getattr(c, "torch_dtype", None)
+        if isinstance(value, torch.dtype):
+            return value
+        if isinstance(value, str):
+            return dtype_of(value)
+    return torch.float32
+
+
+class _OnMeta(TorchFunctionMode):
+    """Sends uninitialised and large tensors to meta; small constants stay real, since buffers are made of them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _EMPTY and kwargs.get("device") is None:
+            kwargs["device"] = "meta"
+        elif func in _LARGE and kwargs.get("device") is None and _elements(args, kwargs) > _REAL_LIMIT:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def _elements(args: tuple, kwargs: dict[str, Any]) -> int:
+    size = kwargs.get("size", args[0] if args and isinstance(args[0], (tuple, list, torch.Size)) else args)
+    n = 1
+    for d in size:
+        if not isinstance(d, int):
+            return 0
+        n *= d
+    return n
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    original = nn.Module.register_parameter
+
+    def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        original(self, name, param)
+        held = self._parameters.get(name)
+        if held is not None and held.device.type != "meta":
+            self._parameters[name] = nn.Parameter(held.data.to("meta"), requires_grad=False)
+
+    nn.Module.register_parameter = register  # type: ignore[method-assign]
+    try:
+        with _OnMeta():
+            yield
+    finally:
+        nn.Module.register_parameter = original  # type: ignore[method-assign]
+
+
+def _compute_buffers(model: nn.Module) -> None:
+    """Real values for buffers that are on meta: persistent ones come from the checkpoint, the others from upstream's
+    own initialisation."""
+    for prefix, module in model.named_modules():
+        lost = [n for n, b in module.named_buffers(recurse=False) if b is not None and b.device.type == "meta"]
+        computed = [n for n in lost if n in module._non_persistent_buffers_set]
+        if not computed:
+            continue
+        for name in computed:
+            module._buffers[name] = torch.full_like(module._buffers[name], 0, device="cpu")
+        owner = getattr(model, "_init_weights", None)
+        if owner is None:
+            raise Refused(
+                f"the buffer {prefix}.{computed[0]} cannot be computed",
+                "upstream builds it from uninitialised memory and has no initialisation for it",
+                "report it with the model's name",
+                code="lost_buffer",
+            )
+        with torch.no_grad():
+            owner(module)
+
+
+def _decoder(model: nn.Module) -> nn.Module:
+    decoder = model.get_decoder() if hasattr(model, "get_decoder") else getattr(model, model.base_model_prefix)
+    while not _layer_lists(decoder) and hasattr(decoder, "get_decoder") and decoder.get_decoder() is not decoder:
+        decoder = decoder.get_decoder()
+    if _layer_lists(decoder):
+        return decoder
+    inner = [m for m in decoder.modules() if _layer_lists(m)]
+    if not inner:
+        raise Refused(
+            f"{type(model).__name__} has no list of decoder layers",
+            "dz finds the decoder as the module with a ModuleList of layers",
+            "report it with the model's name",
+            code="no_decoder",
+        )
+    return max(inner, key=lambda m: len(_layer_lists(m)[0]))
+
+
+def _layer_lists(module: nn.Module) -> list[nn.ModuleList]:
+    lists = [c for c in module.children() if isinstance(c, nn.ModuleList) and len(c)]
+    named = getattr(module, "layers", None) or getattr(module, "h", None) or getattr(module, "blocks", None)
+    return [named] if isinstance(named, nn.ModuleList) and len(named) else lists
+
+
+def _layers(decoder: nn.Module) -> list[nn.Module]:
+    return list(max(_layer_lists(decoder), key=len))
