@@ -1,0 +1,149 @@
+"""The `dz` command: collects the command files, runs one of them, and turns every failure into one form.
+
+Each command file is named in COMMANDS and has `register(app)`, which adds plain typer commands. A command does its
+work by calling one function and handing the result to `dz.cli.output`. It ends by returning (0), by returning an exit
+code, or by raising; nothing else in dz prints an error or exits."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+
+import dz
+from dz.cli import common, output
+from dz.errors import DzError, UsageError, explain
+
+# command file -> the names it registers. A command that is named on the command line is imported alone; help and
+# completion import all of them, so they must stay cheap: no torch, no transformers, heavy imports inside the functions.
+COMMANDS: dict[str, tuple[str, ...]] = {
+    "fetch": ("fetch",),
+    "adapt": ("adapt",),
+    "accept": ("accept",),
+    "serve": ("serve",),
+    "bench": ("bench",),
+    "demo": ("demo",),
+    "listing": ("ls", "show", "ops", "kernels", "recipes", "checklists"),
+    "doctor": ("doctor",),
+    "config": ("config",),
+}
+
+EXAMPLES = """
+Examples:
+  dz fetch org/name            download, pinned and checked byte by byte
+  dz adapt org/name            choose and prove a kernel for each op
+  dz accept org/name           run the Day-0 checklist
+  dz serve org/name            serve it with an OpenAI-compatible API
+"""
+
+
+class Interrupted(DzError):
+    """Ctrl-C."""
+
+    exit_code = 130
+
+
+def run() -> None:
+    """The entry point of the `dz` script and of `python -m dz`."""
+    sys.exit(main(sys.argv[1:]))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command line; returns the exit code. Everything that was raised has been said."""
+    common.begin(argv)
+    try:
+        code = build(argv)(args=list(argv), prog_name="dz", standalone_mode=False)
+        code = code if isinstance(code, int) and not isinstance(code, bool) else 0
+    except (KeyboardInterrupt, typer.Abort):
+        code = 130
+    except Exception as e:  # noqa: BLE001  the one place where every failure gets its form and its exit code
+        return fail(e)
+    return (
+        fail(
+            Interrupted(
+                "interrupted", "Ctrl-C", "run the same command again; what was finished is kept", code="interrupted"
+            )
+        )
+        if code == 130
+        else code
+    )
+
+
+def build(argv: Sequence[str] = ()) -> typer.Typer:
+    """The typer app with every command, or with the one that `argv` begins with."""
+    app = typer.Typer(
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    )
+    _root(app)
+    wanted = [file for file, names in COMMANDS.items() if argv and argv[0] in names]
+    for file in wanted or COMMANDS:
+        if find_spec(f"dz.cli.{file}") is not None:
+            importlib.import_module(f"dz.cli.{file}").register(app)
+    common.dress(app)
+    return app
+
+
+def _root(app: typer.Typer) -> None:
+    @app.callback(invoke_without_command=True, help=f"{dz.__doc__}\n{EXAMPLES}")
+    def root(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            if output.get().json:
+                raise UsageError("no command was given", "dz does nothing by itself", "dz --help", code="usage")
+            output.get().line(context.get_help())
+            raise typer.Exit(UsageError.exit_code)
+
+
+def fail(exc: Exception) -> int:
+    """Say what went wrong in the form that was asked for; returns the exit code."""
+    out = output.get()
+    if out.verbose > 1 or os.environ.get("DZ_DEBUG"):
+        out.warn("".join(traceback.format_exception(exc)).rstrip())
+    error = usage(exc) or (None if _ours_is_missing(exc) else explain(exc)) or internal(exc)
+    out.error(error)
+    return error.exit_code
+
+
+def usage(exc: Exception) -> DzError | None:
+    """The UsageError for an error of typer's parser, known by how it behaves; None for anything else."""
+    message: Callable[[], str] | None = getattr(exc, "format_message", None)
+    if message is None or not hasattr(exc, "exit_code"):
+        return None
+    context: Any = getattr(exc, "ctx", None)
+    what, _, guess = message().strip().rstrip(".").partition(". Did you mean ")
+    why = (
+        context.get_usage().strip().replace("Usage:", "usage:", 1)
+        if context is not None
+        else "the command line cannot be read"
+    )
+    near = sorted(getattr(exc, "possibilities", None) or ())
+    if near:
+        what, why = what.partition(" (Possible")[0].rstrip("."), f"did you mean {' or '.join(near)}?"
+        what = what.partition(" Did you mean")[0].rstrip(".")
+    elif guess:
+        why = f"did you mean {guess.rstrip('?')}?"
+    command = context.command_path if context is not None else "dz"
+    return UsageError(what[:1].lower() + what[1:], why, f"{command} --help", code="usage")
+
+
+def internal(exc: Exception) -> DzError:
+    """The error for a defect of dz: the traceback goes to a file, its path into the message."""
+    with tempfile.NamedTemporaryFile("w", prefix="dz-traceback-", suffix=".txt", delete=False, encoding="utf-8") as f:
+        f.write(f"dz {dz.__version__}, Python {sys.version}\n\n{''.join(traceback.format_exception(exc))}")
+    what = f"internal error: {type(exc).__name__}: {exc}".strip()
+    return DzError(
+        what, f"this is a defect in dz; the traceback is in {f.name}", "report it with that file", code="internal"
+    )
+
+
+def _ours_is_missing(exc: Exception) -> bool:
+    """A module of dz itself that cannot be imported is a defect, not a package to install."""
+    return isinstance(exc, ModuleNotFoundError) and (exc.name or "").partition(".")[0] == "dz"
