@@ -124,7 +124,7 @@ def reference(
 def _weigh(scores: torch.Tensor, v: torch.Tensor, sinks: torch.Tensor | None, seen: torch.Tensor) -> torch.Tensor:
     """Softmax over scores [B, H, S, T] and the sinks [H], applied to v [B, H, T, Dv]; rows without weight give zeros.
     Unseen values are cleared first: a cache's unused rows may hold NaN, and 0 * NaN is NaN."""
-    column = torch.full_like(scores[..., :1], float("-inf"))
+    column = scores.new_full((*scores.shape[:-1], 1), float("-inf"))
     if sinks is not None:
         column = sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand_as(column)
     logits = torch.cat((scores, column), -1)

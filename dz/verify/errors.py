@@ -12,9 +12,9 @@ from dz.core.op import Tolerance
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorReport:
-    """The outcome of a comparison. `max_abs` and `max_rel` are the largest |got - want| and |got - want| / |want|, over
-    the elements compared, `n` of them (inf when shapes or structures differ or a NaN is there); `worst` is the path of
-    the element furthest beyond its tolerance, e.g. "[1][0, 37]"; `reason` says in words why it is not ok."""
+    """The outcome of a comparison of `n` elements. `max_abs` is the largest |got - want|, `max_rel` the largest
+    |got - want| / |want| where want is not 0; both inf when shapes or structures differ or a NaN is there. `worst` is
+    the path of the element furthest beyond its tolerance, e.g. "[1][0, 37]"; `reason` says why it is not ok."""
 
     ok: bool
     max_abs: float
@@ -59,7 +59,7 @@ def _elements(g: torch.Tensor, w: torch.Tensor, tol: Tolerance, path: str) -> Er
     flat = int(excess.argmax())
     at = torch.unravel_index(torch.tensor(flat), g.shape)
     worst = f"{path}[{', '.join(str(int(i)) for i in at)}]"
-    relative = torch.where(diff == 0, 0.0, diff / w.abs()).nan_to_num(nan=float("inf"), posinf=float("inf"))
+    relative = torch.where((diff == 0) | (w == 0), 0.0, diff / w.abs()).masked_fill(diff.isinf(), float("inf"))
     ok = bool(excess.max() <= 0)
     bad = int((excess > 0).sum())
     reason = ""
