@@ -18,8 +18,8 @@ def random(seed: int, *shapes: tuple[int, ...]) -> list[torch.Tensor]:
 @settings(max_examples=60, deadline=None)
 @given(
     batch=st.integers(1, 3), groups=st.integers(1, 3), per=st.integers(1, 3), new=st.integers(1, 6),
-    old=st.integers(0, 7), dim=st.integers(1, 9), dv=st.integers(1, 5), causal=st.booleans(), window=st.none() | st.integers(1, 8),
-    seed=st.integers(0, 2**31),
+    old=st.integers(0, 7), dim=st.integers(1, 9), dv=st.integers(1, 5), causal=st.booleans(),
+    window=st.none() | st.integers(1, 8), seed=st.integers(0, 2**31),
 )  # fmt: skip
 def test_equals_torch(batch, groups, per, new, old, dim, dv, causal, window, seed):
     total = old + new
