@@ -77,10 +77,20 @@ def lfs_stub(path: Path) -> int | None:
 def header_length(first8: bytes, name: str) -> int:
     """The header's length from a file's first 8 bytes. Raises Refused when it cannot be one."""
     if len(first8) < 8:
-        raise Refused(f"{name} is cut short", f"it holds {len(first8)} bytes, a header alone needs 8", "fetch the file again: `dz fetch MODEL --force`", code="truncated")
+        raise Refused(
+            f"{name} is cut short",
+            f"it holds {len(first8)} bytes, a header alone needs 8",
+            "fetch the file again: `dz fetch MODEL --force`",
+            code="truncated",
+        )
     (n,) = struct.unpack("<Q", first8)
     if n > MAX_HEADER or n < 2:
-        raise Refused(f"{name} is not a safetensors file", f"its first 8 bytes give a header of {n} bytes", "fetch the file again: `dz fetch MODEL --force`", code="not_safetensors")
+        raise Refused(
+            f"{name} is not a safetensors file",
+            f"its first 8 bytes give a header of {n} bytes",
+            "fetch the file again: `dz fetch MODEL --force`",
+            code="not_safetensors",
+        )
     return n
 
 
@@ -88,22 +98,27 @@ def parse_header(raw: bytes, name: str) -> Header:
     """A Header from the JSON bytes (without the length). Raises Refused naming the file and the tensor at fault."""
 
     def bad(why: str) -> Refused:
-        return Refused(f"{name} has a broken header", why, "fetch the file again: `dz fetch MODEL --force`", code="bad_header")
+        return Refused(
+            f"{name} has a broken header", why, "fetch the file again: `dz fetch MODEL --force`", code="bad_header"
+        )
 
     def no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        out = dict(pairs)
-        if len(out) != len(pairs):
-            names = [k for k, _ in pairs]
-            raise bad(f"it names {next(k for k in names if names.count(k) > 1)!r} twice")
+        out: dict[str, object] = {}
+        for key, value in pairs:
+            if key in out:
+                raise bad(f"it names {key!r} twice")
+            out[key] = value
         return out
 
     try:
         data = json.loads(raw.decode("utf-8"), object_pairs_hook=no_twins)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # bad UTF-8, bad JSON, and numbers too long to convert
         raise bad(f"it is not JSON: {e}") from e
     if not isinstance(data, dict):
         raise bad("it is not a JSON object")
     metadata = data.pop("__metadata__", None) or {}
+    if not isinstance(metadata, dict):
+        raise bad("its __metadata__ is not an object")
     tensors: dict[str, TensorInfo] = {}
     for key, value in data.items():
         try:
@@ -113,7 +128,7 @@ def parse_header(raw: bytes, name: str) -> Header:
             raise bad(f"the entry of {key!r} lacks dtype, shape or data_offsets") from None
         if not numbers_ok:
             raise bad(f"the entry of {key!r} has a shape or an offset that is not a whole number")
-        if dtype not in BITS:
+        if not isinstance(dtype, str) or dtype not in BITS:
             raise bad(f"{key!r} has the unknown dtype {dtype!r}")
         if (prod(shape) * BITS[dtype] + 7) // 8 != end - begin:
             raise bad(f"{key!r} is {dtype} {list(shape)} but spans {end - begin} bytes")
@@ -130,14 +145,29 @@ def read_header(path: Path) -> Header:
     """The header of a local file, checked against the file's size. Raises Refused (LFS stub, truncated, broken)."""
     stub = lfs_stub(path)
     if stub is not None:
-        raise Refused(f"{path} is a git-LFS pointer, not the file", f"it stands for {stub:,} bytes that were never pulled", "run `git lfs pull` there, or `dz fetch MODEL --force`", code="lfs_stub")
+        raise Refused(
+            f"{path} is a git-LFS pointer, not the file",
+            f"it stands for {stub:,} bytes that were never pulled",
+            "run `git lfs pull` there, or `dz fetch MODEL --force`",
+            code="lfs_stub",
+        )
     size = path.stat().st_size
     with path.open("rb") as f:
         n = header_length(f.read(8), str(path))
         if 8 + n > size:
-            raise Refused(f"{path} is cut inside its header", f"the header needs {8 + n:,} bytes, the file has {size:,}", "fetch the file again: `dz fetch MODEL --force`", code="truncated")
+            raise Refused(
+                f"{path} is cut inside its header",
+                f"the header needs {8 + n:,} bytes, the file has {size:,}",
+                "fetch the file again: `dz fetch MODEL --force`",
+                code="truncated",
+            )
         header = parse_header(f.read(n), str(path))
     if header.expected_size != size:
         word = "short" if size < header.expected_size else "long"
-        raise Refused(f"{path} is {abs(header.expected_size - size):,} bytes too {word}", f"its header needs {header.expected_size:,} bytes, the file has {size:,}", "fetch the file again: `dz fetch MODEL --force`", code="truncated" if word == "short" else "wrong_size")
+        raise Refused(
+            f"{path} is {abs(header.expected_size - size):,} bytes too {word}",
+            f"its header needs {header.expected_size:,} bytes, the file has {size:,}",
+            "fetch the file again: `dz fetch MODEL --force`",
+            code="truncated" if word == "short" else "wrong_size",
+        )
     return header

@@ -148,7 +148,7 @@ def parse_index(raw: bytes, name: str) -> tuple[dict[str, str], int | None]:
 
     try:
         data = json.loads(raw.decode("utf-8"), object_pairs_hook=no_twins)
-    except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+    except (ValueError, RecursionError) as e:  # bad UTF-8, bad JSON, and numbers too long to convert
         raise bad(f"it is not JSON: {e}") from e
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:

@@ -16,8 +16,15 @@ T = TypeVar("T")
 
 
 def to_builtins(value: Any) -> Any:
-    """Dataclasses, tuples, sets and enums as plain JSON values."""
-    return msgspec.to_builtins(value, enc_hook=str)
+    """Dataclasses, tuples, sets and enums as plain JSON values: what a reader of the written text gets."""
+    return _lists(msgspec.to_builtins(value, enc_hook=str))
+
+
+def _lists(value: Any) -> Any:
+    """Lists for the tuples and sets that msgspec leaves as they are."""
+    if isinstance(value, dict):
+        return {k: _lists(v) for k, v in value.items()}
+    return [_lists(v) for v in value] if isinstance(value, list | tuple | set | frozenset) else value
 
 
 def from_builtins(cls: type[T], data: Any, *, where: str = "this document") -> T:
@@ -25,7 +32,12 @@ def from_builtins(cls: type[T], data: Any, *, where: str = "this document") -> T
     try:
         return msgspec.convert(data, type=cls, strict=True)
     except msgspec.ValidationError as e:
-        raise UsageError(f"{where} is not a valid {cls.__name__}", str(e), "make it again with the command that wrote it", code="bad_document") from e
+        raise UsageError(
+            f"{where} is not a valid {cls.__name__}",
+            str(e),
+            "make it again with the command that wrote it",
+            code="bad_document",
+        ) from e
 
 
 def dumps(value: Any) -> str:
@@ -38,7 +50,9 @@ def read(path: Path) -> Any:
     try:
         return json.loads(path.read_text("utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        raise UsageError(f"{path} is not JSON", str(e), "delete it and run the command that wrote it again", code="bad_json") from e
+        raise UsageError(
+            f"{path} is not JSON", str(e), "delete it and run the command that wrote it again", code="bad_json"
+        ) from e
 
 
 def write(path: Path, value: Any) -> None:

@@ -16,7 +16,7 @@ def foreign_code(folder: Path, paths: Iterable[str]) -> tuple[str, ...]:
             continue
         try:
             data = json.loads((folder / path).read_text("utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError):
+        except (ValueError, RecursionError):
             continue  # the check of the folder reports it with its place
         found.update(text.partition("--")[0] for text in _auto_maps(data) if "--" in text)
     return tuple(sorted(found))

@@ -114,7 +114,7 @@ def _json_faults(folder: Path, paths: Sequence[str], skip: set[str]) -> list[Fau
             continue
         try:
             json.loads(full.read_text("utf-8"))
-        except (UnicodeDecodeError, json.JSONDecodeError, RecursionError) as e:
+        except (ValueError, RecursionError) as e:
             text = f"not JSON ({full.stat().st_size:,} bytes): {e}"
             out.append(Fault(file=path, code="bad_json", text=text))
     return out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -18,7 +19,7 @@ class SafetensorsCheckpoint(Checkpoint):
     def __init__(self, name: str, table: Table) -> None:
         super().__init__(name, table.headers())
         self._table = table
-        self._open: tuple[str, torch.UntypedStorage] | None = None
+        self._shard, self._storage = "", None
 
     def get(self, name: str) -> torch.Tensor:
         """One tensor; where its offset in the file is not a multiple of its element size, a copy."""
@@ -29,19 +30,19 @@ class SafetensorsCheckpoint(Checkpoint):
         entry = self._table.entries[name]
         storage = self._map(entry.shard)
         if entry.offset % dtype.itemsize:
-            raw = torch.empty(0, dtype=torch.uint8).set_(storage, entry.offset, (info.bytes,))
+            raw = torch.empty(0, dtype=torch.uint8).set_(storage, entry.offset, (info.bytes,), (1,))
             return raw.clone().view(dtype).view(shape)
         flat = torch.empty(0, dtype=dtype)
-        return flat.set_(storage, entry.offset // dtype.itemsize, (math.prod(shape),)).view(shape)
+        return flat.set_(storage, entry.offset // dtype.itemsize, (math.prod(shape),), (1,)).view(shape)
 
-    def _map(self, shard: str) -> torch.UntypedStorage:
-        if self._open is None or self._open[0] != shard:
+    def _map(self, shard: str) -> Any:  # an UntypedStorage; torch's stubs know neither from_file's type nor set_'s
+        if self._shard != shard:
             self.close()
             path = self._table.folder / shard
-            storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
-            self._open = (shard, storage)
-        return self._open[1]
+            self._storage = torch.UntypedStorage.from_file(str(path), shared=False, nbytes=path.stat().st_size)
+            self._shard = shard
+        return self._storage
 
     def close(self) -> None:
         """Unmap the open shard, as soon as no tensor of it is in use."""
-        self._open = None
+        self._shard, self._storage = "", None
