@@ -59,8 +59,11 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield Case("rows5_d30_of_61_columns", {"x": m.normal(5, 61)[:, 1::2], "weight": m.normal(60)[::2], "eps": 1e-6})
     both = {"x": m.normal(2, 3, 50), "weight": m.normal(50, scale=0.3), "residual": m.normal(2, 3, 50, shift=1.0)}
     yield Case("batch2x3_d50_residual_offset", {**both, "eps": 1e-5, "offset": 1.0, "cast_first": False})
-    mixed = {"x": m.normal(3, 34), "weight": m.normal(34, dtype="float32"), "cast_first": False, "eps": 1e-6}
-    yield Case("rows3_d34_fp32_weight", mixed)
+    mixed = {"x": m.normal(3, 34), "weight": m.normal(34, dtype="float32"), "eps": 1e-6}
+    yield Case("rows3_d34_fp32_weight_fp32_product", {**mixed, "cast_first": False})
+    yield Case("rows3_d34_fp32_weight_promotes", mixed)
+    offset = {"x": m.normal(3, 34), "weight": m.normal(34, scale=0.3), "offset": 1.0, "eps": 1e-6}
+    yield Case("rows3_d34_offset_cast_first_residual", {**offset, "residual": m.normal(3, 68)[:, ::2]})
 
 
 OP = Op(
