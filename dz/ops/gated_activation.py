@@ -10,7 +10,7 @@ from dz.core.op import Case, Op
 from dz.errors import UsageError
 from dz.ops.activations import activation as activation_of
 from dz.ops.cases import Maker
-from dz.ops.precision import REDUCTION, wide
+from dz.ops.precision import ELEMENTWISE, REDUCTION, wide
 
 
 def split(gate: torch.Tensor, up: torch.Tensor | None, interleaved: bool) -> tuple[torch.Tensor, torch.Tensor]:
@@ -95,7 +95,8 @@ OP = Op(
     name="gated_activation",
     summary="activated gate times up projection, clamped and capped forms",
     reference=reference,
-    tolerance=REDUCTION,
+    # in fp32 a tanh or 1 + erf made of exp cancels near zero: an absolute error of some 1e-6 under a cap of 25
+    tolerance={**ELEMENTWISE, "float32": REDUCTION["float32"]},
     inputs=inputs,
     kind="function",
     source="Shazeer 2020, arXiv:2002.05202",
