@@ -77,13 +77,13 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
         }
 
     yield Case("t7_e5_k2", base(7, 5, 2))
-    oss = {"interleaved": True, "alpha": 1.702, "limit": 7.0, "shift": 1.0}
+    clamped = {"interleaved": True, "alpha": 1.702, "limit": 7.0, "shift": 1.0}
     biased = {
         **base(9, 4, 2, transposed=True),
         "gate_up_bias": m.normal(4, 24, scale=4.0),
         "down_bias": m.normal(4, 20),
     }
-    yield Case("transposed_biased_clamped_interleaved", {**biased, **oss})
+    yield Case("transposed_biased_clamped_interleaved", {**biased, **clamped})
     yield Case("limit_only", {**base(6, 3, 2), "limit": 0.5})
     yield Case("all_tokens_one_expert", {**base(33, 6, 1), "index": m.ints(4, 5, 33, 1)})
     yield Case("ids_of_other_ranks", {**base(8, 4, 3), "index": m.ints(-1, 6, 8, 3)})

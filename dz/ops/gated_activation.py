@@ -75,9 +75,9 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     for name in ("silu", "gelu", "gelu_tanh", "relu", "relu2", "sigmoid", "situ"):
         pair = {"gate": m.normal(7, 33, scale=3.0), "up": m.normal(7, 33, scale=3.0)}
         yield Case(f"{name}_rows7_i33", {**pair, "activation": name})
-    oss = {"activation": "silu", "alpha": 1.702, "limit": 7.0, "shift": 1.0}
-    yield Case("clamped_interleaved_rows5_i17", {"gate": m.normal(5, 34, scale=6.0), "interleaved": True, **oss})
-    yield Case("clamped_split_rows5_i17", {"gate": m.normal(5, 34, scale=6.0), **oss})
+    clamped = {"activation": "silu", "alpha": 1.702, "limit": 7.0, "shift": 1.0}
+    yield Case("clamped_interleaved_rows5_i17", {"gate": m.normal(5, 34, scale=6.0), "interleaved": True, **clamped})
+    yield Case("clamped_split_rows5_i17", {"gate": m.normal(5, 34, scale=6.0), **clamped})
     yield Case(
         "limit_only_rows3_i40", {"gate": m.normal(3, 40, scale=9.0), "up": m.normal(3, 40, scale=9.0), "limit": 10.0}
     )

@@ -145,5 +145,5 @@ OP = Op(
     reference=reference,
     tolerance=REDUCTION,
     inputs=inputs,
-    source="DeepSeek-AI 2024, arXiv:2405.04434",
+    source="arXiv:2405.04434",
 )

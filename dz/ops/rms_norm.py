@@ -48,8 +48,8 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     small = {"x": m.normal(5, 48, scale=1e-3), "weight": m.normal(48), "eps": 1e-5}
     yield Case("rows5_d48_eps_dominates", small)
     yield Case("rows2_d40_zero_row", {"x": m.normal(2, 40) * m.tensor([[0], [1]]), "weight": m.normal(40), "eps": 1e-5})
-    gemma = {"x": m.normal(6, 72), "weight": m.normal(72, scale=0.3), "offset": 1.0, "cast_first": False}
-    yield Case("rows6_d72_offset_fp32_product", {**gemma, "eps": 1e-6})
+    shifted = {"x": m.normal(6, 72), "weight": m.normal(72, scale=0.3), "offset": 1.0, "cast_first": False}
+    yield Case("rows6_d72_offset_fp32_product", {**shifted, "eps": 1e-6})
     yield Case(
         "rows4_d96_fp32_product", {"x": m.normal(4, 96), "weight": m.normal(96), "cast_first": False, "eps": 1e-6}
     )

@@ -147,5 +147,5 @@ OP = Op(
     # fp32 inside whatever the storage dtype: the logits of bfloat16 activations are exact sums in fp32
     tolerance=dict.fromkeys(("float32", "float16", "bfloat16"), REDUCTION["float32"]),
     inputs=inputs,
-    source="DeepSeek-AI 2024, arXiv:2412.19437 (groups and correction)",
+    source="arXiv:2412.19437 (groups and correction)",
 )
