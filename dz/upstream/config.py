@@ -63,7 +63,7 @@ def architecture(source: Source, *, trust: bool) -> Architecture:
     Raises Refused when the architecture is unknown and its code is not trusted, or lies in another repository."""
     raw = raw_config(source)
     auto_map = raw.get("auto_map") or {}
-    _refuse_foreign(source, auto_map)
+    refuse_foreign_code(source, auto_map)
     repository = bool(auto_map) and trust
     config = _config(source, raw, auto_map, trust=repository)
     if repository:
@@ -73,7 +73,8 @@ def architecture(source: Source, *, trust: bool) -> Architecture:
     return Architecture(config, _installed_class(source, config), "transformers", raw)
 
 
-def _refuse_foreign(source: Source, auto_map: dict[str, Any]) -> None:
+def refuse_foreign_code(source: Source, auto_map: dict[str, Any]) -> None:
+    """Raise Refused when an `auto_map` points into another repository."""
     refs = [r for v in auto_map.values() for r in (v if isinstance(v, list) else [v]) if isinstance(r, str)]
     foreign = sorted({r.partition("--")[0] for r in refs if "--" in r})
     if foreign:

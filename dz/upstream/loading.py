@@ -1,0 +1,146 @@
+"""Load tokenizer and processor through upstream's Auto classes, with or without torchvision."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import sys
+from typing import Any
+
+from dz.core.source import Source
+from dz.errors import DzError, EnvironmentFailure, Refused
+from dz.upstream.config import raw_config, refuse_foreign_code
+
+_FILES = (
+    "tokenizer_config.json",
+    "processor_config.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
+)
+
+
+def takes_images(source: Source) -> bool:
+    """Whether the repository is for images: a vision configuration, or the settings of an image processor."""
+    vision = any(isinstance(v, dict) and "vision" in k for k, v in raw_config(source).items())
+    return (
+        vision
+        or "image_processor" in _json(source, "processor_config.json")
+        or (source.path / "preprocessor_config.json").is_file()
+    )
+
+
+def load_tokenizer(source: Source, *, trust: bool) -> Any:
+    """Upstream's tokenizer. Raises Refused when there is none or it does not load."""
+    from transformers import AutoTokenizer
+
+    _check_code(source)
+    try:
+        return AutoTokenizer.from_pretrained(source.folder, trust_remote_code=trust)
+    except Exception as e:  # noqa: BLE001  a tokenizer may raise anything while it is built
+        raise _not_loaded("tokenizer", source, e, trust) from e
+
+
+def load_processor(source: Source, *, trust: bool) -> Any:
+    """Upstream's processor; None where upstream has only a tokenizer for the model. Without torchvision, upstream's PIL
+    image processor is used where there is one, and videos are left out.
+
+    Raises EnvironmentFailure when torchvision is needed and not there, Refused when it does not load for another
+    reason."""
+    from transformers import AutoProcessor
+
+    _check_code(source)
+    try:
+        found = AutoProcessor.from_pretrained(source.folder, trust_remote_code=trust)
+    except Exception as e:  # noqa: BLE001  a processor may raise anything while it is built
+        if _has_torchvision():
+            raise _not_loaded("processor", source, e, trust) from e
+        found = _without_videos(source, trust, e)
+    return found if hasattr(found, "image_processor") else None
+
+
+def _has_torchvision() -> bool:
+    return "torchvision" in sys.modules or importlib.util.find_spec("torchvision") is not None
+
+
+def _without_videos(source: Source, trust: bool, cause: Exception) -> Any:
+    """The processor put together from its parts, the image part on PIL. Raises EnvironmentFailure if it cannot be."""
+    try:
+        cls = _processor_class(source)
+        parts = {}
+        for name in inspect.signature(cls.__init__).parameters:
+            if name == "tokenizer":
+                parts[name] = load_tokenizer(source, trust=trust)
+            elif name == "image_processor":
+                parts[name] = _pil_image_processor(source, trust)
+        settings = _json(source, "processor_config.json")
+        template = getattr(parts.get("tokenizer"), "chat_template", None)
+        kept = {
+            k: v
+            for k, v in settings.items()
+            if k in inspect.signature(cls.__init__).parameters and not k.endswith("_processor")
+        }
+        return cls(**{**kept, **parts, "chat_template": kept.get("chat_template") or template})
+    except Exception as e:  # noqa: BLE001  whatever fails here, the way out is the same package
+        said = " ".join(str(cause).split())[:200]
+        raise EnvironmentFailure(
+            f"the image processor of {source.name} needs torchvision",
+            f"{said} (on PIL alone: {type(e).__name__}: {' '.join(str(e).split())[:200]})",
+            "pip install 'dz[vision]'",
+            code="needs_torchvision",
+        ) from e
+
+
+def _processor_class(source: Source) -> Any:
+    import transformers
+
+    name = _json(source, "processor_config.json").get("processor_class") or _json(source, "tokenizer_config.json").get(
+        "processor_class"
+    )
+    if not name:
+        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
+
+        name = PROCESSOR_MAPPING_NAMES[raw_config(source)["model_type"]]
+    return getattr(transformers, name)
+
+
+def _pil_image_processor(source: Source, trust: bool) -> Any:
+    from transformers import AutoImageProcessor
+
+    choice = (
+        {"backend": "pil"}
+        if "backend" in (inspect.getdoc(AutoImageProcessor.from_pretrained) or "")
+        else {"use_fast": False}
+    )
+    return AutoImageProcessor.from_pretrained(source.folder, trust_remote_code=trust, **choice)
+
+
+def _check_code(source: Source) -> None:
+    for name in _FILES:
+        data = _json(source, name)
+        for level in (data, *(v for v in data.values() if isinstance(v, dict))):
+            refuse_foreign_code(source, level.get("auto_map") if isinstance(level.get("auto_map"), dict) else {})
+
+
+def _json(source: Source, name: str) -> dict[str, Any]:
+    path = source.path / name
+    if not path.is_file():
+        return {}
+    try:
+        data = json.loads(path.read_text("utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise Refused(f"{path} is not JSON", str(e), f"dz fetch {source.name} --force", code="bad_json") from e
+    return data if isinstance(data, dict) else {}
+
+
+def _not_loaded(what: str, source: Source, cause: Exception, trust: bool) -> DzError:
+    if isinstance(cause, DzError):
+        return cause
+    said = " ".join(f"{type(cause).__name__}: {cause}".split())[:400]
+    has_code = any("auto_map" in _json(source, name) for name in _FILES)
+    then = (
+        "read the repository's code, then add --trust-remote-code"
+        if has_code and not trust
+        else f"compare the files in {source.folder} with what upstream wants"
+    )
+    return Refused(f"the {what} of {source.name} does not load", said, then, code=f"bad_{what}")
