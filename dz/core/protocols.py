@@ -38,11 +38,11 @@ class Silent:
 
 
 class KVStore(Protocol):
-    """What the cache facade needs of the engine's pools during one step; layers and slots are the engine's business.
-    Tensors: k, v [T, H, D] of the step's tokens in their packed order."""
+    """What the cache facade needs of the engine's pools during one step."""
 
-    def write(self, layer: int, k: Any, v: Any) -> None:
-        """Store the step's new tokens of a layer."""
+    def exchange(self, layer: int, k: Any, v: Any) -> tuple[Any, Any]:
+        """Store the step's new keys and values of a layer and return those of all its sequences.
 
-    def gather(self, layer: int) -> tuple[Any, Any]:
-        """Keys and values of all sequences of the step, in the form the step's mask describes."""
+        k [B, H, S, Dk] and v [B, H, S, Dv]: packed (B = 1) or one token a row (S = 1). The answer has the same form, its
+        third axis as long as the step's mask says."""
+        ...

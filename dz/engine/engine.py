@@ -1,0 +1,205 @@
+"""The engine: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dz.core.messages import Logprob, Output, Sampling, Stats
+from dz.engine.config import Limits
+from dz.engine.runner import Memo, Runner
+from dz.engine.sampler import Chooser, logprob
+from dz.engine.scheduler import Scheduler
+from dz.engine.sequence import Batch, Sequence, Work
+from dz.errors import Refused
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start."""
+
+    steps: Counter[str] = field(default_factory=Counter)
+    batch_sizes: Counter[int] = field(default_factory=Counter)
+    tokens: int = 0
+
+
+class Engine:
+    """Scheduler and runner together. `eos` are the tokens that end a text unless a request ignores them."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        limits: Limits,
+        *,
+        eos: frozenset[int],
+        vocab: int,
+        kernel_calls: Mapping[str, int] | None = None,
+    ) -> None:
+        self.runner, self.limits, self.eos, self.vocab = runner, limits, eos, vocab
+        self.scheduler = Scheduler(limits, on_preempt=runner.forget)
+        self.sequences: dict[str, Sequence] = {}
+        self.counters = Counters()
+        self._calls = kernel_calls if kernel_calls is not None else {}
+        self._answers: list[Output] = []
+
+    @property
+    def idle(self) -> bool:
+        """Nothing to run and nothing to say."""
+        return self.scheduler.idle and not self._answers
+
+    def submit(self, id: str, tokens: list[int], sampling: Sampling, media: dict[str, Any]) -> None:
+        """Queue a request; one that can never run is answered by an error Output at the next `step`."""
+        refusal = self.scheduler.refusal(len(tokens), sampling.max_tokens)
+        if refusal is None and not all(0 <= t < self.vocab for t in tokens):
+            refusal = f"the prompt holds a token id outside 0..{self.vocab - 1}"
+        if refusal is None and id in self.sequences:
+            refusal = f"a request with the id {id} is already running"
+        if refusal is None and media and len(tokens) > self.limits.blocks * self.limits.block_size:
+            refusal = "the prompt with its images is longer than the whole cache"
+        if refusal:
+            self._answers.append(
+                Output(id, [], finish="error", error=("too_long" if "maximum" in refusal else "bad_request", refusal))
+            )
+            return
+        room = self.limits.max_model_len - len(tokens)
+        stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.eos)
+        seq = Sequence(
+            id, list(tokens), len(tokens), sampling, min(sampling.max_tokens, room), whole=bool(media), memo=Memo(media)
+        )
+        seq.chooser = Chooser(sampling, tokens, stops, self.vocab)
+        seq.prompt_logprobs = [None] if sampling.prompt_logprobs is not None else None
+        self.sequences[id] = seq
+        self.scheduler.add(seq)
+
+    def abort(self, ids: list[str]) -> None:
+        """End requests wherever they are; unknown ids are ignored."""
+        for id in ids:
+            if id in self.sequences:
+                self._end(self.sequences[id], "abort")
+
+    def step(self) -> list[Output]:
+        """Run one batch and return what there is to say: new tokens, endings, errors."""
+        batch = self.scheduler.next()
+        if batch is not None:
+            batch = self._prepared(batch)
+        if batch is not None:
+            self.counters.steps[batch.kind] += 1
+            self.counters.batch_sizes[len(batch.work)] += 1
+            self.counters.tokens += batch.tokens
+            wanted = [self._wanted(w) for w in batch.work]
+            logits = self.runner.execute(batch, wanted)
+            self._apply(batch, logits)
+        out, self._answers = self._answers, []
+        return out
+
+    def stats(self) -> Stats:
+        """Counters and levels for /metrics."""
+        s = self.scheduler
+        return Stats(
+            running=len(s.running),
+            waiting=len(s.waiting),
+            blocks_used=s.admission.blocks.used,
+            slots_used=s.admission.slots.used,
+            steps=dict(self.counters.steps),
+            batch_sizes=dict(self.counters.batch_sizes),
+            step_tokens=self.counters.tokens,
+            preemptions=s.preemptions,
+            kernel_calls=dict(self._calls),
+        )
+
+    def _prepared(self, batch: Batch) -> Batch | None:
+        kept = []
+        for w in batch.work:
+            try:
+                if w.start == 0:
+                    self.runner.prepare(w.seq)
+                kept.append(w)
+            except Refused as e:
+                self._end(w.seq, "error", error=(e.code, f"{e.what}: {e.why}"))
+        return Batch(tuple(kept)) if kept else None
+
+    def _wanted(self, w: Work) -> list[int]:
+        if w.seq.prompt_logprobs is not None and w.start < w.seq.prompt:
+            known = len(w.seq.prompt_logprobs)  # logits at p give the log-probability of token p + 1
+            first = max(known - 1 - w.start, 0)
+            return list(range(first, min(w.count, w.seq.prompt - w.start))) or ([w.count - 1] if w.last else [])
+        return [w.count - 1] if w.last else []
+
+    def _apply(self, batch: Batch, logits: list[torch.Tensor]) -> None:
+        greedy = self._greedy(batch, logits)
+        for i, (w, rows) in enumerate(zip(batch.work, logits, strict=True)):
+            seq = w.seq
+            seq.computed = w.start + w.count
+            if seq.prompt_logprobs is not None and w.start < seq.prompt and len(rows):
+                self._note_prompt(w, rows)
+            if not w.last:
+                continue
+            if not bool(torch.isfinite(rows[-1]).any()) or bool(torch.isnan(rows[-1]).any()):
+                self._end(seq, "error", error=("non_finite", "the model produced a non-finite value for this request"))
+            elif seq.output >= seq.max_tokens:
+                self._end(seq, "length")
+            else:
+                self._extend(seq, rows[-1], greedy.get(i))
+
+    def _greedy(self, batch: Batch, logits: list[torch.Tensor]) -> dict[int, int]:
+        """The plain greedy requests of a batch are decided by one argmax over all their rows."""
+        at = [i for i, w in enumerate(batch.work) if w.last and w.seq.chooser.plain]
+        if not at:
+            return {}
+        best = torch.stack([logits[i][-1] for i in at]).argmax(-1).tolist()
+        return dict(zip(at, best, strict=True))
+
+    def _extend(self, seq: Sequence, row: torch.Tensor, greedy: int | None) -> None:
+        token = greedy if greedy is not None else seq.chooser.choose(row.cpu(), seq.output)
+        seq.chooser.note(token)
+        logprobs: list[Logprob] | None = None
+        if seq.sampling.logprobs is not None:
+            logprobs = [logprob(torch.log_softmax(row, -1), token, seq.sampling.logprobs)]
+        if token in seq.chooser.stops and seq.output >= seq.sampling.min_tokens:
+            self._end(seq, "stop", stop_token=token)
+            return
+        seq.tokens.append(token)
+        done = seq.output >= seq.max_tokens
+        self._answers.append(
+            Output(
+                seq.id,
+                [token],
+                finish="length" if done else None,
+                logprobs=logprobs,
+                prompt_logprobs=self._prompt_logprobs(seq),
+            )
+        )
+        if done:
+            self._forget(seq)
+
+    def _note_prompt(self, w: Work, rows: torch.Tensor) -> None:
+        seq = w.seq
+        held = seq.prompt_logprobs
+        if held is None:
+            return
+        first = max(len(held) - 1 - w.start, 0)
+        for k, row in enumerate(torch.log_softmax(rows, -1)):
+            p = w.start + first + k + 1
+            if p < seq.prompt and p == len(held):
+                held.append(logprob(row, seq.tokens[p], seq.sampling.prompt_logprobs or 0))
+
+    def _prompt_logprobs(self, seq: Sequence) -> list[Logprob | None] | None:
+        return seq.prompt_logprobs if seq.output == 1 else None
+
+    def _end(
+        self, seq: Sequence, finish: str, *, stop_token: int | None = None, error: tuple[str, str] | None = None
+    ) -> None:
+        prompt = seq.prompt_logprobs if seq.output == 0 and error is None else None
+        self._answers.append(
+            Output(seq.id, [], finish=finish, stop_token=stop_token, error=error, prompt_logprobs=prompt)
+        )
+        self._forget(seq)
+
+    def _forget(self, seq: Sequence) -> None:
+        self.scheduler.finish(seq)
+        self.runner.forget(seq)
+        self.sequences.pop(seq.id, None)

@@ -1,0 +1,129 @@
+"""Runs a scheduled step through upstream's model and gives back the logits that are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dz.engine.mixers.gather import Gather, Share
+from dz.engine.mixers.isolate import Isolate, Segment
+from dz.engine.mixers.taps import Taps
+from dz.engine.mixers.tiers import Tier
+from dz.engine.sequence import Batch, Sequence, Work
+from dz.upstream.build import Built
+from dz.upstream.cache import new_cache
+from dz.upstream.decoder import Decoder, Head
+from dz.upstream.vision import Prompt, Wrapper
+
+
+@dataclass(slots=True)
+class Memo:
+    """What the runner keeps of a sequence: upstream's `cache` (tier isolate), the processor's tensors, the captured
+    `image` arguments until the prompt is in the cache, and the `shift` of its positions afterwards."""
+
+    media: dict[str, Any] = field(default_factory=dict)
+    cache: Any = None
+    image: Prompt | None = None
+    shift: torch.Tensor | None = None
+
+
+class Runner:
+    """One device. `phase` is read by the swapped kernels while a step runs."""
+
+    def __init__(self, built: Built, decoder: Decoder, taps: Taps, head: Head, wrapper: Wrapper, tier: Tier) -> None:
+        self.built, self.decoder, self.taps, self.head = built, decoder, taps, head
+        self.wrapper, self.tier = wrapper, tier
+        self.device = next(built.model.parameters()).device
+        self.phase = "prefill"
+
+    def prepare(self, seq: Sequence) -> None:
+        """Ask upstream what it makes of a prompt with images. Raises Refused when they do not fit."""
+        memo: Memo = seq.memo
+        if memo.media and memo.image is None:
+            ids = torch.tensor([seq.tokens[: seq.prompt]], dtype=torch.long, device=self.device)
+            media = {k: _to(v, self.device) for k, v in memo.media.items()}
+            memo.image = self.wrapper.prompt(ids, media)
+            memo.shift = memo.image.shift
+
+    def forget(self, seq: Sequence) -> None:
+        """Drop what was computed for a sequence: it was preempted or has ended."""
+        seq.memo.cache = None
+        seq.memo.image = None
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch, wanted: list[list[int]]) -> list[torch.Tensor]:
+        """For each work item the float32 logits [n, V] after the offsets (within the item) that `wanted` lists."""
+        self.phase = batch.phase
+        hidden: dict[int, torch.Tensor] = {}
+        together: list[int] = []
+        for i, w in enumerate(batch.work):
+            if w.seq.memo.media and w.start == 0:
+                hidden[i] = self._image(w)
+            else:
+                together.append(i)
+        if together:
+            packed = self._run([batch.work[i] for i in together])[0]
+            parts = packed.split([batch.work[i].count for i in together])
+            hidden.update(zip(together, parts, strict=True))
+        picked = [hidden[i][offsets] for i, offsets in enumerate(wanted)]
+        rows = torch.cat(picked)
+        if not len(rows):
+            return [rows for _ in picked]
+        return list(self.head(rows).split([len(p) for p in picked]))
+
+    def _run(self, work: list[Work]) -> torch.Tensor:
+        if isinstance(self.tier.run, Gather):
+            return self.tier.run.run([Share(w.seq.blocks, w.start, self._ids(w), self._positions(w)) for w in work])
+        segments = [Segment(self._cache(w.seq), self._ids(w), self._positions(w)) for w in work]
+        if isinstance(self.tier.run, Isolate):
+            return self.tier.run.run(segments)
+        outs = []
+        for s in segments:
+            with self.taps.using(None):
+                outs.append(self.decoder(cache=s.cache, positions=s.positions, ids=s.ids))
+        return torch.cat(outs, 1)
+
+    def _image(self, w: Work) -> torch.Tensor:
+        self.prepare(w.seq)
+        memo: Memo = w.seq.memo
+        image = memo.image
+        if image is None:
+            raise RuntimeError("an image prompt without captured arguments")
+        positions = image.positions if image.positions is not None else torch.arange(w.count, device=self.device)[None]
+        if isinstance(self.tier.run, Gather):
+            out = self.tier.run.alone(Share(w.seq.blocks, 0, self._ids(w), positions), image.given)
+        else:
+            with self.taps.using(None):
+                out = self.decoder(cache=self._cache(w.seq), positions=positions, given=image.given)
+        memo.image = None
+        return out[0]
+
+    def _cache(self, seq: Sequence) -> Any:
+        if seq.memo.cache is None:
+            seq.memo.cache = new_cache(self.built.text_config)
+        return seq.memo.cache
+
+    def _ids(self, w: Work) -> torch.Tensor:
+        return torch.tensor([w.seq.tokens[w.start : w.start + w.count]], dtype=torch.long, device=self.device)
+
+    def _positions(self, w: Work) -> torch.Tensor:
+        line = torch.arange(w.start, w.start + w.count, device=self.device)[None]
+        rows = self.wrapper.rows
+        if rows is None:
+            return line
+        shift = w.seq.memo.shift
+        if shift is None:
+            return line.expand(rows, 1, w.count)
+        if shift.shape[0] != rows:
+            shift = shift[-1:].expand(rows, 1, 1)
+        return line + shift
+
+
+def _to(value: Any, device: torch.device) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device)
+    if isinstance(value, (list, tuple)):
+        return [_to(v, device) for v in value]
+    return value

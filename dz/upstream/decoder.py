@@ -1,0 +1,132 @@
+"""Calling upstream's decoder: which arguments it takes, its layers seen from outside, its head for chosen tokens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from dz.errors import Refused
+from dz.upstream.build import Built
+from dz.upstream.cache import CACHE_NAMES
+
+
+class Decoder:
+    """Upstream's decoder of a built model, called on hidden positions of one or more sequences."""
+
+    def __init__(self, built: Built) -> None:
+        self.built = built
+        self.module: nn.Module = built.decoder
+        self.parameters = inspect.signature(type(self.module).forward).parameters
+        self.cache_name = cache_argument(self.module)
+        if self.cache_name is None:
+            raise Refused(
+                f"{type(self.module).__name__} takes no cache",
+                f"its forward has none of {', '.join(CACHE_NAMES)}",
+                "dz cannot continue a sequence without one; report it with the model's name",
+                code="no_cache",
+            )
+
+    def __call__(
+        self,
+        *,
+        cache: Any,
+        positions: torch.Tensor | None,
+        ids: torch.Tensor | None = None,
+        mask: Any = None,
+        given: Mapping[str, Any] | None = None,
+    ) -> torch.Tensor:
+        """Hidden states [B, S, D] after the final norm. `ids` [B, S]; `positions` [B, S] or [R, B, S]; `given` are
+        further arguments captured from upstream's own call (embeddings and whatever belongs to images)."""
+        args: dict[str, Any] = dict(given or {})
+        if ids is not None:
+            args["input_ids"] = ids
+        args[str(self.cache_name)] = cache
+        args["use_cache"] = True
+        if positions is not None and self._takes("position_ids"):
+            args["position_ids"] = positions
+        if mask is not None or "attention_mask" not in args:
+            args["attention_mask"] = mask
+        out = self.module(**args)
+        return out[0] if isinstance(out, tuple) else out.last_hidden_state
+
+    def _takes(self, name: str) -> bool:
+        kinds = (inspect.Parameter.VAR_KEYWORD,)
+        return name in self.parameters or any(p.kind in kinds for p in self.parameters.values())
+
+
+def cache_argument(module: nn.Module) -> str | None:
+    """The name of the cache argument of a module's forward, or None."""
+    try:
+        names = inspect.signature(type(module).forward).parameters
+    except (TypeError, ValueError):
+        return None
+    return next((n for n in CACHE_NAMES if n in names), None)
+
+
+def mixers(layer: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The token mixers of a decoder layer: its children (or the items of a list among them) whose forward takes a cache."""
+    found: list[tuple[str, nn.Module]] = []
+    for name, child in layer.named_children():
+        items = (
+            [(f"{name}.{k}", m) for k, m in child.named_children()]
+            if isinstance(child, nn.ModuleList)
+            else [(name, child)]
+        )
+        found += [(n, m) for n, m in items if cache_argument(m)]
+    return found
+
+
+@contextmanager
+def replaced(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """`module` with another forward, put back afterwards whatever happens."""
+    had, before = "forward" in vars(module), vars(module).get("forward")
+    module.forward = forward  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        if had:
+            module.forward = before  # type: ignore[assignment]
+        else:
+            del module.forward
+
+
+class _Answer:
+    """Stands for the base model's output: hidden states, and None for whatever else upstream's head looks at."""
+
+    def __init__(self, hidden: torch.Tensor) -> None:
+        self.last_hidden_state = hidden
+
+    def __getitem__(self, index: Any) -> Any:
+        return (self.last_hidden_state,)[index]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+class Head:
+    """Logits by upstream's own causal class: its forward runs with the base model's answer put in its place, so that
+    soft caps, scales and heads of any kind are upstream's."""
+
+    def __init__(self, built: Built) -> None:
+        self.model = built.model
+        self.base = next((c for c in built.model.children() if any(m is built.decoder for m in c.modules())), None)
+        if self.base is None:
+            raise Refused(
+                f"{built.cls} has no base model",
+                "its decoder lies in none of its children",
+                "report it with the model's name",
+                code="no_base",
+            )
+
+    def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[N, V] float32 logits of hidden states [N, D]."""
+        ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
+        with replaced(self.base, lambda *args, **kwargs: _Answer(hidden[None])):  # type: ignore[arg-type]
+            out = self.model(input_ids=ids, use_cache=False)
+        return out.logits[0].float()
