@@ -153,7 +153,7 @@ class Chat:
             return self.owner.apply_chat_template(messages, **given)
         except DzError:
             raise
-        except Exception as e:  # noqa: BLE001  template and processor may raise anything about a user's chat
+        except Exception as e:
             said = " ".join(f"{type(e).__name__}: {e}".split())[:500]
             what = "the model's processor refuses this chat" if images else "the chat template refuses these messages"
             raise UsageError(what, said, "change the messages", code="bad_images" if images else "bad_messages") from e

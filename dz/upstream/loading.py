@@ -37,7 +37,7 @@ def load_tokenizer(source: Source, *, trust: bool) -> Any:
     _check_code(source)
     try:
         return AutoTokenizer.from_pretrained(source.folder, trust_remote_code=trust)
-    except Exception as e:  # noqa: BLE001  a tokenizer may raise anything while it is built
+    except Exception as e:
         raise _not_loaded("tokenizer", source, e, trust) from e
 
 
@@ -52,7 +52,7 @@ def load_processor(source: Source, *, trust: bool) -> Any:
     _check_code(source)
     try:
         found = AutoProcessor.from_pretrained(source.folder, trust_remote_code=trust)
-    except Exception as e:  # noqa: BLE001  a processor may raise anything while it is built
+    except Exception as e:
         if _has_torchvision():
             raise _not_loaded("processor", source, e, trust) from e
         found = _without_videos(source, trust, e)
@@ -64,31 +64,37 @@ def _has_torchvision() -> bool:
 
 
 def _without_videos(source: Source, trust: bool, cause: Exception) -> Any:
-    """The processor put together from its parts, the image part on PIL. Raises EnvironmentFailure if it cannot be."""
+    """The processor put together from its parts, the image part on PIL, the video part left out. Raises
+    EnvironmentFailure if it cannot be."""
     try:
         cls = _processor_class(source)
-        parts = {}
-        for name in inspect.signature(cls.__init__).parameters:
-            if name == "tokenizer":
-                parts[name] = load_tokenizer(source, trust=trust)
-            elif name == "image_processor":
-                parts[name] = _pil_image_processor(source, trust)
+        names = inspect.signature(cls.__init__).parameters
+        parts: dict[str, Any] = {"tokenizer": load_tokenizer(source, trust=trust)}
+        parts["image_processor"] = _pil_image_processor(source, trust)
         settings = _json(source, "processor_config.json")
-        template = getattr(parts.get("tokenizer"), "chat_template", None)
-        kept = {
-            k: v
-            for k, v in settings.items()
-            if k in inspect.signature(cls.__init__).parameters and not k.endswith("_processor")
-        }
-        return cls(**{**kept, **parts, "chat_template": kept.get("chat_template") or template})
-    except Exception as e:  # noqa: BLE001  whatever fails here, the way out is the same package
-        said = " ".join(str(cause).split())[:200]
+        settings |= {"chat_template": getattr(parts["tokenizer"], "chat_template", None), "video_processor": None}
+        parts |= {k: v for k, v in settings.items() if k in names and k not in parts}
+        return _tolerant(cls)(**parts)
+    except Exception as e:
+        said = " ".join(f"{type(cause).__name__}: {cause}".split())[:160]
+        then = " ".join(f"{type(e).__name__}: {e}".split())[:160]
         raise EnvironmentFailure(
             f"the image processor of {source.name} needs torchvision",
-            f"{said} (on PIL alone: {type(e).__name__}: {' '.join(str(e).split())[:200]})",
+            said if said == then else f"{said}; and on PIL alone: {then}",
             "pip install 'dz[vision]'",
             code="needs_torchvision",
         ) from e
+
+
+def _tolerant(cls: Any) -> Any:
+    """The processor class, but that its video part may be missing."""
+
+    def check(self: Any, argument_name: str, argument: Any) -> Any:
+        if argument_name == "video_processor" and argument is None:
+            return None
+        return cls.check_argument_for_proper_class(self, argument_name, argument)
+
+    return type(cls.__name__, (cls,), {"check_argument_for_proper_class": check, "__module__": cls.__module__})
 
 
 def _processor_class(source: Source) -> Any:
@@ -119,7 +125,7 @@ def _check_code(source: Source) -> None:
     for name in _FILES:
         data = _json(source, name)
         for level in (data, *(v for v in data.values() if isinstance(v, dict))):
-            refuse_foreign_code(source, level.get("auto_map") if isinstance(level.get("auto_map"), dict) else {})
+            refuse_foreign_code(source, level.get("auto_map") or {})
 
 
 def _json(source: Source, name: str) -> dict[str, Any]:

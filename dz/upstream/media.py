@@ -6,6 +6,7 @@ A tensor keeps its name. A list of tensors (pictures of different sizes, say) be
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import prod
 from typing import Any
 
 import torch
@@ -23,10 +24,7 @@ def to_blob(tensor: torch.Tensor) -> Blob:
 def from_blob(blob: Blob) -> torch.Tensor:
     """The tensor of a blob, on the CPU, with memory of its own. Raises Refused when size and shape disagree."""
     dtype = getattr(torch, blob.dtype, None)
-    count = 1
-    for n in blob.shape:
-        count *= n
-    if not isinstance(dtype, torch.dtype) or count * dtype.itemsize != len(blob.data):
+    if not isinstance(dtype, torch.dtype) or prod(blob.shape) * dtype.itemsize != len(blob.data):
         raise Refused(
             f"a tensor of {blob.dtype} {list(blob.shape)} came with {len(blob.data)} bytes",
             "dtype, shape and bytes do not belong together",

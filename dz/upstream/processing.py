@@ -18,8 +18,8 @@ __all__ = ["ChatOptions", "Detokenizer", "Prepared", "Processor"]
 
 
 class Processor:
-    """Made by `Processor.load`. Encoding methods may run in another thread than decoding ones (these have a tokenizer of
-    their own), but not in two threads at once."""
+    """Made by `Processor.load`. Encoding methods may run in another thread than decoding ones (these have a tokenizer
+    of their own), but not in two threads at once."""
 
     def __init__(self, source: Source, tokenizer: Any, processor: Any, image_problem: DzError | None) -> None:
         self.source, self.tokenizer, self.processor, self.image_problem = source, tokenizer, processor, image_problem

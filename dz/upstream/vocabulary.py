@@ -51,8 +51,8 @@ def byte_ids(tokenizer: Any) -> frozenset[int]:
 
 
 def token_bytes(tokenizer: Any, token: int) -> bytes | None:
-    """The bytes of a token in vocabularies that spell bytes (byte-level, <0xNN>); None in others and for tokens that are
-    written as they are."""
+    """The bytes of a token in vocabularies that spell bytes (byte-level, <0xNN>); None in others, and for tokens
+    that are written as they are."""
     name = tokenizer.convert_ids_to_tokens(token)
     if not isinstance(name, str) or token in tokenizer.added_tokens_decoder:
         return None
@@ -72,8 +72,8 @@ def _is_byte_level(tokenizer: Any) -> bool:
 
 @functools.cache
 def _byte_level_table() -> dict[str, int]:
-    """The printable stand-ins of byte-level BPE: printable Latin-1 stands for itself, the other bytes, in order, for the
-    characters from U+0100 on."""
+    """The printable stand-ins of byte-level BPE: printable Latin-1 stands for itself, the other bytes are, in order,
+    the characters from U+0100 on."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(others)}
