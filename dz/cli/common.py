@@ -55,7 +55,9 @@ def _show_version(value: bool) -> None:
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else on stdout.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the bare answer; no notes, hints or progress.")]
-Verbose = Annotated[int, typer.Option("-v", "--verbose", count=True, help="Log more; -vv also prints tracebacks.")]
+Verbose = Annotated[
+    int, typer.Option("-v", "--verbose", count=True, show_default=False, help="Log more; -vv: tracebacks.")
+]
 ColorOption = Annotated[Color | None, typer.Option("--color", help="When to colour.", show_default=False)]
 Config = Annotated[Path | None, typer.Option("--config", metavar="FILE", help="Settings file instead of dz.toml.")]
 NoConfig = Annotated[bool, typer.Option("--no-config", help="Read no settings files.")]

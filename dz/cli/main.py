@@ -30,7 +30,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "serve": ("serve",),
     "bench": ("bench",),
     "demo": ("demo",),
-    "listing": ("ls", "show", "ops", "kernels", "recipes", "checklists"),
+    "show": ("ls", "show"),
+    "listing": ("ops", "kernels", "recipes", "checklists"),
     "doctor": ("doctor",),
     "config": ("config",),
 }
@@ -118,7 +119,7 @@ def usage(exc: Exception) -> DzError | None:
     if message is None or not hasattr(exc, "exit_code"):
         return None
     context: Any = getattr(exc, "ctx", None)
-    what, _, guess = message().strip().rstrip(".").partition(". Did you mean ")
+    what, _, guess = message().replace("Value error, ", "").strip().rstrip(".").partition(". Did you mean ")
     why = (
         context.get_usage().strip().replace("Usage:", "usage:", 1)
         if context is not None
