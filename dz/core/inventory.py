@@ -9,20 +9,24 @@ from typing import Any, Literal
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arg:
     """Where one op argument comes from: a parameter or attribute of the module (dotted `path`), an argument of its
-    forward (`path` is its name), or a constant `value`."""
+    forward (`path` is its name), a constant `value`, or the result of the child module at `path` applied to the forward
+    argument that `value` names."""
 
     name: str
-    source: Literal["parameter", "attribute", "forward", "constant"]
+    source: Literal["parameter", "attribute", "forward", "constant", "child"]
     path: str = ""
     value: Any = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Binding:
-    """How a site's module supplies an op's arguments; `returns` tells how the op's result becomes forward's result."""
+    """How a site supplies an op's arguments, and how the op's result becomes forward's: `then` is the child module that
+    is applied to it, `returns` says whether it is the result or the first of a pair with None. Forward arguments that
+    are not bound must keep their default: a call that gives another value goes to upstream's code."""
 
     args: tuple[Arg, ...] = ()
     returns: Literal["value", "tuple_first"] = "value"
+    then: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
