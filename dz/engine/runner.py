@@ -30,13 +30,15 @@ class Memo:
 
 
 class Runner:
-    """One device. `phase` is read by the swapped kernels while a step runs."""
+    """One device. `phase[0]` is what the swapped kernels of the plan ask for while a step runs."""
 
-    def __init__(self, built: Built, decoder: Decoder, taps: Taps, head: Head, wrapper: Wrapper, tier: Tier) -> None:
+    def __init__(
+        self, built: Built, decoder: Decoder, taps: Taps, head: Head, wrapper: Wrapper, tier: Tier, phase: list[str]
+    ) -> None:
         self.built, self.decoder, self.taps, self.head = built, decoder, taps, head
         self.wrapper, self.tier = wrapper, tier
         self.device = next(built.model.parameters()).device
-        self.phase = "prefill"
+        self.phase = phase
 
     def prepare(self, seq: Sequence) -> None:
         """Ask upstream what it makes of a prompt with images. Raises Refused when they do not fit."""
@@ -55,7 +57,7 @@ class Runner:
     @torch.inference_mode()
     def execute(self, batch: Batch, wanted: list[list[int]]) -> list[torch.Tensor]:
         """For each work item the float32 logits [n, V] after the offsets (within the item) that `wanted` lists."""
-        self.phase = batch.phase
+        self.phase[0] = batch.phase
         hidden: dict[int, torch.Tensor] = {}
         together: list[int] = []
         for i, w in enumerate(batch.work):
