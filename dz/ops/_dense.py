@@ -7,7 +7,8 @@ from typing import Any
 import torch
 
 from dz.core.inventory import Arg, Binding, Match, SiteView
-from dz.ops._reader import Unreadable, read
+from dz.ops._live import Unreadable
+from dz.ops._reader import read
 from dz.ops._tree import NONE, Node, keyword, walk
 
 
@@ -83,12 +84,20 @@ def linear(site: SiteView, op: str = "linear") -> Match | None:
     args = [Arg(name="x", source="forward", path=name), Arg(name="weight", source="parameter", path="weight")]
     if bias is not None:
         args.append(Arg(name="bias", source="parameter", path=keyword(node, "bias")[1]))  # type: ignore[index]
-    return Match(op=op, status="known", reason="forward is x @ weight.T + bias", binding=Binding(args=tuple(args)), traits=traits)
+    return Match(
+        op=op, status="known", reason="forward is x @ weight.T + bias", binding=Binding(args=tuple(args)), traits=traits
+    )
 
 
 def _wrapped(op: str, root: Node, node: Node, traits: dict[str, Any]) -> Match:
     around = sorted({n[0] for n in walk(root)} - {n[0] for n in walk(node)} - {"kw", "const", "attr", "tuple"})
-    return Match(op=op, status="variant", reason="a projection with more around it", differs=(f"also {', '.join(around) or 'more operands'}",), traits=traits)
+    return Match(
+        op=op,
+        status="variant",
+        reason="a projection with more around it",
+        differs=(f"also {', '.join(around) or 'more operands'}",),
+        traits=traits,
+    )
 
 
 def lm_head(site: SiteView) -> Match | None:
@@ -119,7 +128,13 @@ def embedding(site: SiteView) -> Match | None:
     traits = {"rows": weight.shape[0], "width": weight.shape[1], "scale": scale}
     unusual = [k for k in ("max_norm",) if resolve(site.target, keyword(inner, k) or NONE) is not None]
     if unusual or name is None:
-        return Match(op="embedding", status="variant", reason="a table look-up", differs=(f"{', '.join(unusual) or 'indices'} in use",), traits=traits)
+        return Match(
+            op="embedding",
+            status="variant",
+            reason="a table look-up",
+            differs=(f"{', '.join(unusual) or 'indices'} in use",),
+            traits=traits,
+        )
     args = [Arg(name="ids", source="forward", path=name), Arg(name="weight", source="parameter", path="weight")]
     if scale != 1.0:
         args.append(Arg(name="scale", source="constant", value=scale))

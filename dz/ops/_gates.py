@@ -7,7 +7,8 @@ from typing import Any
 
 from dz.core.inventory import Arg, Binding, Match, SiteView
 from dz.ops._dense import number
-from dz.ops._reader import Unreadable, read
+from dz.ops._live import Unreadable
+from dz.ops._reader import read
 from dz.ops._tree import Node, keyword, walk
 
 _UNARY = {"silu": "silu", "relu": "relu", "sigmoid": "sigmoid", "tanh": "tanh"}
@@ -108,14 +109,26 @@ def _plain(module: Any, root: Node) -> Match | None:
         act = activation_of(module, root[2])
         if act is not None and act[1][0] == "callmod":
             differs = (f"not gated: {act[0]} of one projection",)
-            return Match(op="gated_activation", status="variant", reason="a plain feed-forward", differs=differs, traits={"activation": act[0]})
+            return Match(
+                op="gated_activation",
+                status="variant",
+                reason="a plain feed-forward",
+                differs=differs,
+                traits={"activation": act[0]},
+            )
     products = [n for n in walk(root) if n[0] == "mul"]
     inner = next((g for g in (read_gate(module, n) for n in products) if g is not None), None)
     calls = {n[1] for n in walk(root) if n[0] == "callmod"}
     if inner is None or not 2 <= len(calls) <= 3 or len(products) > 6:
         return None
     extra = sorted({n[1] for n in walk(root) if n[0] == "attr"})
-    return Match(op="gated_activation", status="variant", reason="a gated feed-forward with more to it", differs=(f"also uses {', '.join(extra) or 'other factors'}",), traits={"activation": inner.activation})
+    return Match(
+        op="gated_activation",
+        status="variant",
+        reason="a gated feed-forward with more to it",
+        differs=(f"also uses {', '.join(extra) or 'other factors'}",),
+        traits={"activation": inner.activation},
+    )
 
 
 def _sources(g: Gate) -> tuple[list[tuple[str, str, str]], bool] | None:
@@ -125,7 +138,14 @@ def _sources(g: Gate) -> tuple[list[tuple[str, str, str]], bool] | None:
         return [("gate", a[1], a[2][1]), ("up", b[1], b[2][1])], False
     if a[0] == b[0] == "arg" and a != b:
         return [("gate", "", a[1]), ("up", "", b[1])], False
-    if a[0] == b[0] and a[0] in ("part", "stride") and a[1] == b[1] and a[1][0] == "callmod" and len(a[1]) == 3 and a[1][2][0] == "arg":
+    if (
+        a[0] == b[0]
+        and a[0] in ("part", "stride")
+        and a[1] == b[1]
+        and a[1][0] == "callmod"
+        and len(a[1]) == 3
+        and a[1][2][0] == "arg"
+    ):
         if (a[2], b[2]) != (("const", 0), ("const", 1)) or (a[0] == "part" and a[4] != ("const", -1)):
             return None
         return [("gate", a[1][1], a[1][2][1])], a[0] == "stride"
@@ -141,14 +161,33 @@ def _match(g: Gate, then: str) -> Match:
     if sources is None:
         differs.append(f"gate is {_short(g.gate)}, up is {_short(g.up)}")
     if differs or sources is None:
-        return Match(op="gated_activation", status="variant", reason="a gated feed-forward", differs=tuple(differs), traits=traits)
+        return Match(
+            op="gated_activation",
+            status="variant",
+            reason="a gated feed-forward",
+            differs=tuple(differs),
+            traits=traits,
+        )
     pairs, interleaved = sources
-    args = [Arg(name=n, source="child", path=p, value=a) if p else Arg(name=n, source="forward", path=a) for n, p, a in pairs]
+    args = [
+        Arg(name=n, source="child", path=p, value=a) if p else Arg(name=n, source="forward", path=a)
+        for n, p, a in pairs
+    ]
     defaults = {"activation": "silu", "interleaved": False, "alpha": 1.0, "limit": None, "shift": 0.0}
     values = {**traits, "interleaved": interleaved}
-    args += [Arg(name=k, source="constant", value=values[k]) for k, d in defaults.items() if k == "activation" or values[k] != d]
+    args += [
+        Arg(name=k, source="constant", value=values[k])
+        for k, d in defaults.items()
+        if k == "activation" or values[k] != d
+    ]
     reason = f"{g.activation}(gate) * up" + (f", clamped at {g.limit:g}" if g.limit is not None else "")
-    return Match(op="gated_activation", status="known", reason=reason, binding=Binding(args=tuple(args), then=then), traits={**traits, "packed": len(pairs) == 1})
+    return Match(
+        op="gated_activation",
+        status="known",
+        reason=reason,
+        binding=Binding(args=tuple(args), then=then),
+        traits={**traits, "packed": len(pairs) == 1},
+    )
 
 
 def _short(node: Node) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 from dz.core.inventory import Arg, Binding, Match, SiteView
 from dz.ops._dense import number, tensor
-from dz.ops._reader import Unreadable, read
+from dz.ops._live import Unreadable
+from dz.ops._reader import read
 from dz.ops._tree import LAST, NONE, Node, dtype_of, find, keyword, match, walk
 
 _F32 = ("dtype", "float32")
@@ -77,7 +78,9 @@ def _factor(node: Node) -> tuple[str, float] | None:
     return None
 
 
-def _finish(found: dict[str, Node], weight: str | None, offset: float, cast_first: bool, out: Node | None) -> _Form | None:
+def _finish(
+    found: dict[str, Node], weight: str | None, offset: float, cast_first: bool, out: Node | None
+) -> _Form | None:
     x = found["x"]
     if x[0] != "cast" or x[2] != _F32 or x[1][0] != "arg":
         return None
@@ -91,13 +94,24 @@ def _fused(module: Any, root: Node) -> _Form | None:
     if root[0] != "rms_norm" or root[1][0] != "arg":
         return None
     weight = keyword(root, "weight")
-    return _Form(root[1][1], keyword(root, "eps") or NONE, weight[1] if weight and tensor(module, weight) is not None else None, 0.0, False)
+    return _Form(
+        root[1][1],
+        keyword(root, "eps") or NONE,
+        weight[1] if weight and tensor(module, weight) is not None else None,
+        0.0,
+        False,
+    )
 
 
 def _known(module: Any, form: _Form, arguments: tuple[str, ...]) -> Match:
     eps = number(module, form.eps)
     weight = tensor(module, ("param", form.weight)) if form.weight else None
-    traits: dict[str, Any] = {"eps": eps, "offset": form.offset, "cast_first": form.cast_first, "weight": weight is not None}
+    traits: dict[str, Any] = {
+        "eps": eps,
+        "offset": form.offset,
+        "cast_first": form.cast_first,
+        "weight": weight is not None,
+    }
     differs = []
     if eps is None:
         differs.append("eps is None: the machine epsilon of the input's dtype")
@@ -114,10 +128,27 @@ def _known(module: Any, form: _Form, arguments: tuple[str, ...]) -> Match:
         args.append(Arg(name="eps", source="attribute", path=form.eps[1], value=eps))
     else:
         args.append(Arg(name="eps", source="constant", value=eps))
-    args += [Arg(name="offset", source="constant", value=form.offset), Arg(name="cast_first", source="constant", value=form.cast_first)]
-    scale = "no weight" if weight is None else "(1 + w)" if form.offset == 1 else "w" if not form.offset else f"({form.offset:g} + w)"
+    args += [
+        Arg(name="offset", source="constant", value=form.offset),
+        Arg(name="cast_first", source="constant", value=form.cast_first),
+    ]
+    scale = (
+        "no weight"
+        if weight is None
+        else "(1 + w)"
+        if form.offset == 1
+        else "w"
+        if not form.offset
+        else f"({form.offset:g} + w)"
+    )
     order = "" if weight is None else ", rounded before the weight" if form.cast_first else ", weight in fp32"
-    return Match(op="rms_norm", status="known", reason=f"x / rms(x) * {scale}, eps {eps:g}{order}", binding=Binding(args=tuple(args)), traits=traits)
+    return Match(
+        op="rms_norm",
+        status="known",
+        reason=f"x / rms(x) * {scale}, eps {eps:g}{order}",
+        binding=Binding(args=tuple(args)),
+        traits=traits,
+    )
 
 
 def _near(module: Any, root: Node, children: int) -> Match | None:
@@ -131,7 +162,13 @@ def _near(module: Any, root: Node, children: int) -> Match | None:
     if core is None:
         rounded = any(n[0] == "cast" and n[1] == inverse[0] for n in walk(root))
         scaled = any(n[0] == "mul" and any(match(_INVERSE, m) is not None for m in walk(n)) for n in walk(root))
-        differs.append("it returns 1 / rms(x) alone" if not scaled else "1 / rms(x) is rounded before it multiplies" if rounded else "1 / rms(x) multiplies something else")
+        differs.append(
+            "it returns 1 / rms(x) alone"
+            if not scaled
+            else "1 / rms(x) is rounded before it multiplies"
+            if rounded
+            else "1 / rms(x) multiplies something else"
+        )
     elif x[0] == "reshape" or any(n[0] == "reshape" for n in walk(x)):
         differs.append("it normalises groups of the last axis")
     elif x[0] != "cast":
@@ -140,7 +177,13 @@ def _near(module: Any, root: Node, children: int) -> Match | None:
     eps = number(module, inverse[1]["eps"])
     if core is not None and not differs:
         differs.append("another order of rounding or another factor: " + _factors(root))
-    return Match(op="rms_norm", status="variant", reason="an RMS norm with more to it", differs=tuple(differs), traits={"eps": eps})
+    return Match(
+        op="rms_norm",
+        status="variant",
+        reason="an RMS norm with more to it",
+        differs=tuple(differs),
+        traits={"eps": eps},
+    )
 
 
 def _gates(root: Node) -> list[str]:
@@ -174,8 +217,20 @@ def layer_norm(site: SiteView) -> Match | None:
     shape = getattr(target, "normalized_shape", None)
     traits = {"eps": eps, "weight": weight is not None, "bias": bias is not None}
     if eps is None or (shape is not None and len(tuple(shape)) != 1):
-        return Match(op="layer_norm", status="variant", reason="a layer norm", differs=(f"over {shape}, eps {eps}",), traits=traits)
+        return Match(
+            op="layer_norm",
+            status="variant",
+            reason="a layer norm",
+            differs=(f"over {shape}, eps {eps}",),
+            traits=traits,
+        )
     args = [Arg(name="x", source="forward", path=root[1][1])]
     args += [Arg(name=k, source="parameter", path=k) for k, v in (("weight", weight), ("bias", bias)) if v is not None]
     args.append(Arg(name="eps", source="constant", value=eps))
-    return Match(op="layer_norm", status="known", reason=f"F.layer_norm, eps {eps:g}", binding=Binding(args=tuple(args)), traits=traits)
+    return Match(
+        op="layer_norm",
+        status="known",
+        reason=f"F.layer_norm, eps {eps:g}",
+        binding=Binding(args=tuple(args)),
+        traits=traits,
+    )

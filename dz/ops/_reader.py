@@ -1,7 +1,7 @@
 """Python source of a forward, read as one expression tree (see `_tree`).
 
 Locals are inlined, helper functions and methods are followed, attributes of the live module are known values, and
-branches on known values are taken. Nothing of the model is run. What cannot be read raises `Unreadable` with the reason.
+branches on known values are taken. Nothing of the model is run. What cannot be read raises `Unreadable`.
 """
 
 from __future__ import annotations
@@ -10,70 +10,77 @@ import ast
 import builtins
 import functools
 import inspect
-import textwrap
 import types
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from dz.ops._tree import NONE, Node, binary, dtype_of, index, item, operation
+from dz.ops._live import Known, Tree, Unreadable, as_node, attribute, concrete, name_of, parameters, plain, source
+from dz.ops._tree import NONE, Node, binary, index, item, operation
 
-_BINARY = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "div", ast.Pow: "pow", ast.MatMult: "matmul", ast.FloorDiv: "floordiv", ast.Mod: "mod", ast.BitAnd: "bitand", ast.BitOr: "bitor", ast.BitXor: "bitxor", ast.RShift: "rshift", ast.LShift: "lshift"}  # fmt: skip
-_COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge", ast.Is: "is", ast.IsNot: "isnot", ast.In: "in", ast.NotIn: "notin"}  # fmt: skip
-_DECIDE = {"eq": lambda a, b: a == b, "ne": lambda a, b: a != b, "lt": lambda a, b: a < b, "le": lambda a, b: a <= b, "gt": lambda a, b: a > b, "ge": lambda a, b: a >= b, "is": lambda a, b: a is b, "isnot": lambda a, b: a is not b, "in": lambda a, b: a in b, "notin": lambda a, b: a not in b}  # fmt: skip
+_BINARY = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.Div: "div",
+    ast.Pow: "pow",
+    ast.MatMult: "matmul",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+    ast.BitAnd: "bitand",
+    ast.BitOr: "bitor",
+    ast.BitXor: "bitxor",
+    ast.RShift: "rshift",
+    ast.LShift: "lshift",
+}
+_COMPARE = {
+    ast.Eq: "eq",
+    ast.NotEq: "ne",
+    ast.Lt: "lt",
+    ast.LtE: "le",
+    ast.Gt: "gt",
+    ast.GtE: "ge",
+    ast.Is: "is",
+    ast.IsNot: "isnot",
+    ast.In: "in",
+    ast.NotIn: "notin",
+}
+_DECIDE = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "is": lambda a, b: a is b,
+    "isnot": lambda a, b: a is not b,
+    "in": lambda a, b: a in b,
+    "notin": lambda a, b: a not in b,
+}
 _BUILTINS = (len, int, float, bool, min, max, abs, round)
 _QUIET = ("logger", "warnings", "logging")
 _BRANCHES = 24
 _DEPTH = 6
 
 
-class Unreadable(Exception):
-    """Why a function has no expression tree: a loop, an in-place write, too many branches."""
-
-
-@dataclass(slots=True)
-class Tree:
-    """A function's result as a node; `children` are the modules that it calls and `functions` the helpers it follows."""
-
-    root: Node
-    arguments: tuple[str, ...]
-    children: list[str] = field(default_factory=list)
-    functions: list[str] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Known:
-    """A live object met while reading; `path` is its dotted place below the module ("" for the module), None elsewhere."""
-
-    value: Any
-    path: str | None = None
-
-
-def read(target: Any) -> Tree:
-    """The tree of a module's forward (a live `nn.Module`) or of a function. Raises Unreadable."""
+def read(target: Any, method: str = "forward") -> Tree:
+    """The tree of a method of a module (a live `nn.Module`) or of a function. Raises Unreadable."""
     tree = Tree(NONE, ())
     if isinstance(target, torch.nn.Module):
-        function = inspect.unwrap(type(target).forward)
-        names = _parameters(function)
+        function = inspect.unwrap(getattr(type(target), method))
+        names = parameters(function)
         env: dict[str, Any] = {names[0]: Known(target, "")}
         names = names[1:]
     else:
         function, env = inspect.unwrap(target), {}
-        names = _parameters(function)
+        names = parameters(function)
     tree.arguments = tuple(names)
     try:
         tree.root = _follow(tree, function, env | {n: ("arg", n) for n in names}, 0)
     except RecursionError:
         raise Unreadable("its expression is too deep") from None
     return tree
-
-
-def _parameters(function: Any) -> list[str]:
-    if not isinstance(function, types.FunctionType):
-        raise Unreadable(f"{getattr(function, '__name__', function)!r} is not a Python function")
-    return list(inspect.signature(function, follow_wrapped=False).parameters)
 
 
 def _follow(tree: Tree, function: types.FunctionType, env: dict[str, Any], depth: int) -> Node:
@@ -83,73 +90,12 @@ def _follow(tree: Tree, function: types.FunctionType, env: dict[str, Any], depth
     return NONE if out is None else out
 
 
-@functools.lru_cache(4096)
-def source(function: types.FunctionType) -> ast.FunctionDef:
-    """The syntax tree of a function. Raises Unreadable when its source is not there."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
-    except (OSError, TypeError, SyntaxError) as e:
-        raise Unreadable(f"the source of {function.__qualname__} cannot be read: {e}") from e
-    node = tree.body[0]
-    if not isinstance(node, ast.FunctionDef):
-        raise Unreadable(f"{function.__qualname__} is not a plain function")
-    return node
-
-
-def _concrete(v: Any) -> bool:
-    """Whether a value decides a branch: a constant, or a live object that is no tensor."""
-    return not isinstance(v.value, torch.Tensor) if isinstance(v, Known) else v[0] == "const"
-
-
-def _plain(v: Any) -> Any:
-    return v.value if isinstance(v, Known) else v[1]
-
-
-def _as_node(v: Any) -> Node:
-    if not isinstance(v, Known):
-        return v
-    x = v.value
-    if isinstance(x, torch.dtype):
-        return ("dtype", str(x).removeprefix("torch."))
-    if isinstance(x, torch.Tensor):
-        return ("param", v.path) if v.path else ("const", "tensor")
-    if v.path and not isinstance(x, torch.nn.Module):
-        return ("attr", v.path)
-    if x is None or isinstance(x, (bool, int, float, str)):
-        return ("const", x)
-    if isinstance(x, (tuple, list)):
-        return ("tuple", *(_as_node(Known(i)) for i in x))
-    return ("object", v.path or getattr(x, "__name__", type(x).__name__))
-
-
-def _name_of(f: Any) -> str:
-    return getattr(f, "__name__", type(f).__name__).removeprefix("_")
-
-
-def _attribute(owner: Any, name: str) -> Any:
-    if isinstance(owner, Known):
-        try:
-            found = getattr(owner.value, name)
-        except AttributeError:
-            return ("opaque", f"{owner.path}.{name}")
-        except Exception as e:
-            raise Unreadable(f"reading .{name} fails: {e}") from e
-        return Known(found, None if owner.path is None else f"{owner.path}.{name}".lstrip("."))
-    if name == "dtype":
-        return dtype_of(owner)
-    if name in ("shape", "device", "ndim"):
-        return (name, owner)
-    if name == "data":
-        return owner
-    if name in ("values", "indices") and owner[0] in ("topk", "max", "min", "sort"):
-        return item(owner, int(name == "indices"))
-    return ("field", owner, ("const", name))
-
-
 class _Scope:
     """One function's body: its locals (`Known` live objects or nodes), its globals, and how deep it is inlined."""
 
-    def __init__(self, tree: Tree, function: types.FunctionType, env: dict[str, Any], depth: int, budget: int = _BRANCHES) -> None:
+    def __init__(
+        self, tree: Tree, function: types.FunctionType, env: dict[str, Any], depth: int, budget: int = _BRANCHES
+    ) -> None:
         self.tree, self.function, self.env, self.depth, self.branches = tree, function, env, depth, budget
         self.free: Mapping[str, Any] = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
 
@@ -170,8 +116,8 @@ class _Scope:
 
     def branch(self, s: ast.If, rest: list[ast.stmt]) -> Node | None:
         test = self.value(s.test)
-        if _concrete(test):
-            return self.block([*(s.body if _plain(test) else s.orelse), *rest])
+        if concrete(test):
+            return self.block([*(s.body if plain(test) else s.orelse), *rest])
         self.branches -= 1
         if self.branches < 0:
             raise Unreadable("too many branches on values that only a run knows")
@@ -181,7 +127,7 @@ class _Scope:
         no = self.block([*s.orelse, *rest]) or NONE
         if yes == ("raise",) or yes == no:
             return no
-        return yes if no == ("raise",) else ("if", _as_node(test), yes, no)
+        return yes if no == ("raise",) else ("if", as_node(test), yes, no)
 
     def statement(self, s: ast.stmt) -> None:
         if isinstance(s, ast.Assign):
@@ -194,12 +140,26 @@ class _Scope:
         elif isinstance(s, ast.AugAssign):
             if not isinstance(s.target, ast.Name):
                 raise Unreadable("it writes into a tensor in place")
-            self.env[s.target.id] = binary(_BINARY[type(s.op)], _as_node(self.name(s.target.id)), self.node(s.value))
+            self.env[s.target.id] = binary(_BINARY[type(s.op)], as_node(self.name(s.target.id)), self.node(s.value))
         elif isinstance(s, ast.Expr):
-            if not isinstance(s.value, ast.Constant) and not ast.unparse(s.value).startswith(_QUIET):
+            if (
+                not isinstance(s.value, ast.Constant)
+                and not ast.unparse(s.value).startswith(_QUIET)
+                and not self.in_place(s.value)
+            ):
                 raise Unreadable(f"`{ast.unparse(s.value)[:60]}` has an effect")
         elif not isinstance(s, (ast.Pass, ast.Assert, ast.Import, ast.ImportFrom)):
             raise Unreadable(f"it has a {type(s).__name__.lower()} statement")
+
+    def in_place(self, e: ast.expr) -> bool:
+        """`x.scatter_(...)` on a local: the local becomes the result. Other effects are not followed."""
+        if not (isinstance(e, ast.Call) and isinstance(e.func, ast.Attribute) and isinstance(e.func.value, ast.Name)):
+            return False
+        name, held = e.func.attr, self.env.get(e.func.value.id)
+        if not name.endswith("_") or name.startswith("_") or not isinstance(held, tuple):
+            return False
+        self.env[e.func.value.id] = operation(name[:-1], [held, *map(self.node, e.args)], self._keywords(e))
+        return True
 
     def assign(self, target: ast.expr, value: Any) -> None:
         if isinstance(target, ast.Name):
@@ -207,7 +167,7 @@ class _Scope:
             return
         if not isinstance(target, (ast.Tuple, ast.List)):
             raise Unreadable("it writes into a tensor or an attribute")
-        node, starred = _as_node(value), any(isinstance(e, ast.Starred) for e in target.elts)
+        node, starred = as_node(value), any(isinstance(e, ast.Starred) for e in target.elts)
         for i, e in enumerate(target.elts):
             if isinstance(e, ast.Starred):
                 self.assign(e.value, ("rest", node, ("const", i)))
@@ -217,7 +177,7 @@ class _Scope:
     # -- expressions
 
     def node(self, e: ast.expr) -> Node:
-        return _as_node(self.value(e))
+        return as_node(self.value(e))
 
     def value(self, e: ast.expr) -> Any:
         handler = getattr(self, f"_{type(e).__name__.lower()}", None)
@@ -238,7 +198,7 @@ class _Scope:
         return self.name(e.id)
 
     def _attribute(self, e: ast.Attribute) -> Any:
-        return _attribute(self.value(e.value), e.attr)
+        return attribute(self.value(e.value), e.attr)
 
     def _starred(self, e: ast.Starred) -> Any:
         return ("starred", self.node(e.value))
@@ -258,8 +218,8 @@ class _Scope:
     def _unaryop(self, e: ast.UnaryOp) -> Any:
         inner = self.value(e.operand)
         if isinstance(e.op, ast.Not):
-            return ("const", not _plain(inner)) if _concrete(inner) else ("not", _as_node(inner))
-        node = _as_node(inner)
+            return ("const", not plain(inner)) if concrete(inner) else ("not", as_node(inner))
+        node = as_node(inner)
         if isinstance(e.op, ast.USub):
             return ("const", -node[1]) if node[0] == "const" and isinstance(node[1], (int, float)) else ("neg", node)
         return ("invert" if isinstance(e.op, ast.Invert) else "pos", node)
@@ -267,22 +227,22 @@ class _Scope:
     def _compare(self, e: ast.Compare) -> Any:
         left, right, op = self.value(e.left), self.value(e.comparators[0]), _COMPARE[type(e.ops[0])]
         known = op in ("is", "isnot") and isinstance(left, Known) and right == NONE
-        if len(e.ops) == 1 and (known or (_concrete(left) and _concrete(right))):
+        if len(e.ops) == 1 and (known or (concrete(left) and concrete(right))):
             try:
-                return ("const", bool(_DECIDE[op](_plain(left), _plain(right))))
+                return ("const", bool(_DECIDE[op](plain(left), plain(right))))
             except (TypeError, ValueError):
                 return ("opaque", ast.unparse(e))
-        return (op, _as_node(left), _as_node(right))
+        return (op, as_node(left), as_node(right))
 
     def _boolop(self, e: ast.BoolOp) -> Any:
         stop, rest = isinstance(e.op, ast.Or), []
         for v in map(self.value, e.values):
-            if not _concrete(v):
-                rest.append(_as_node(v))
-            elif bool(_plain(v)) is stop:
+            if not concrete(v):
+                rest.append(as_node(v))
+            elif bool(plain(v)) is stop:
                 if not rest:
                     return v
-                rest.append(_as_node(v))
+                rest.append(as_node(v))
                 break
         if not rest:
             return ("const", not stop)
@@ -290,22 +250,22 @@ class _Scope:
 
     def _ifexp(self, e: ast.IfExp) -> Any:
         test = self.value(e.test)
-        if _concrete(test):
-            return self.value(e.body if _plain(test) else e.orelse)
-        return ("if", _as_node(test), self.node(e.body), self.node(e.orelse))
+        if concrete(test):
+            return self.value(e.body if plain(test) else e.orelse)
+        return ("if", as_node(test), self.node(e.body), self.node(e.orelse))
 
     def _subscript(self, e: ast.Subscript) -> Any:
         owner = self.value(e.value)
         if isinstance(owner, Known) and not isinstance(owner.value, torch.Tensor):
             key = self.value(e.slice)
-            if _concrete(key):
+            if concrete(key):
                 try:
-                    return Known(owner.value[_plain(key)])
+                    return Known(owner.value[plain(key)])
                 except (KeyError, IndexError, TypeError):
                     return ("opaque", ast.unparse(e))
         if isinstance(e.slice, (ast.Constant, ast.UnaryOp)):
-            return item(_as_node(owner), self.node(e.slice))
-        return index(_as_node(owner), self._slices(e.slice))
+            return item(as_node(owner), self.node(e.slice))
+        return index(as_node(owner), self._slices(e.slice))
 
     def _slices(self, s: ast.expr) -> tuple[Node, ...]:
         def one(p: ast.expr) -> Node:
@@ -320,19 +280,28 @@ class _Scope:
     def _call(self, e: ast.Call) -> Any:
         if not isinstance(e.func, ast.Attribute):
             callee = self.value(e.func)
-            return self._known_call(callee, e) if isinstance(callee, Known) else ("apply", callee, *map(self.node, e.args))
+            return (
+                self._known_call(callee, e) if isinstance(callee, Known) else ("apply", callee, *map(self.node, e.args))
+            )
         if isinstance(e.func.value, ast.Call) and ast.unparse(e.func.value) == "super()":
             return self._super(e, e.func.attr)
         owner = self.value(e.func.value)
         if isinstance(owner, Known) and not isinstance(owner.value, torch.Tensor):
-            callee = _attribute(owner, e.func.attr)
+            callee = attribute(owner, e.func.attr)
             return self._known_call(callee, e) if isinstance(callee, Known) else callee
-        return operation(e.func.attr, [_as_node(owner), *map(self.node, e.args)], self._keywords(e))
+        return operation(e.func.attr, [as_node(owner), *map(self.node, e.args)], self._keywords(e))
 
     def _super(self, e: ast.Call, name: str) -> Node:
         me = next(v for v in self.env.values() if isinstance(v, Known) and v.path == "")
         mro = type(me.value).__mro__
-        here = next((i for i, c in enumerate(mro) if any(inspect.unwrap(v) is self.function for v in vars(c).values() if callable(v))), 0)
+        here = next(
+            (
+                i
+                for i, c in enumerate(mro)
+                if any(inspect.unwrap(v) is self.function for v in vars(c).values() if callable(v))
+            ),
+            0,
+        )
         for c in mro[here + 1 :]:
             if name in vars(c):
                 return self._inline(inspect.unwrap(vars(c)[name]), e, me)
@@ -344,18 +313,20 @@ class _Scope:
     def _known_call(self, callee: Known, e: ast.Call) -> Any:
         f = callee.value
         if isinstance(f, functools.partial):
-            bound = {k: _as_node(Known(v)) for k, v in f.keywords.items()}
-            return operation(_name_of(f.func), list(map(self.node, e.args)), bound | self._keywords(e))
+            bound = {k: as_node(Known(v)) for k, v in f.keywords.items()}
+            return operation(name_of(f.func), list(map(self.node, e.args)), bound | self._keywords(e))
         if isinstance(f, torch.nn.Module):
             return self._module_call(callee, e)
         if isinstance(f, types.MethodType) and isinstance(f.__self__, torch.nn.Module):
-            return self._inline(inspect.unwrap(f.__func__), e, Known(f.__self__, (callee.path or "").rpartition(".")[0]))
+            return self._inline(
+                inspect.unwrap(f.__func__), e, Known(f.__self__, (callee.path or "").rpartition(".")[0])
+            )
         if f in (getattr, hasattr, isinstance) or f in _BUILTINS:
             return self._builtin(f, e)
         if isinstance(f, types.FunctionType) and not (f.__module__ or "").startswith("torch"):
             self.tree.functions.append(f.__name__)
             return self._inline(inspect.unwrap(f), e, None)
-        return operation(_name_of(f), list(map(self.node, e.args)), self._keywords(e))
+        return operation(name_of(f), list(map(self.node, e.args)), self._keywords(e))
 
     def _module_call(self, callee: Known, e: ast.Call) -> Any:
         module, path = callee.value, callee.path
@@ -365,15 +336,20 @@ class _Scope:
         leaf = next(module.children(), None) is None and next(module.parameters(), None) is None
         if leaf and len(args) == 1 and not e.keywords:
             function = inspect.unwrap(type(module).forward)
-            names = _parameters(function)
+            names = parameters(function)
             if len(names) == 2:
                 return _follow(self.tree, function, {names[0]: Known(module, path), names[1]: args[0]}, self.depth + 1)
         keywords = self._keywords(e)
-        return ("callmod", path or type(module).__name__, *args, *((("kw", tuple(sorted(keywords.items()))),) if keywords else ()))
+        return (
+            "callmod",
+            path or type(module).__name__,
+            *args,
+            *((("kw", tuple(sorted(keywords.items()))),) if keywords else ()),
+        )
 
     def _inline(self, function: Any, e: ast.Call, me: Known | None) -> Any:
         if not isinstance(function, types.FunctionType):
-            return operation(_name_of(function), list(map(self.node, e.args)), self._keywords(e))
+            return operation(name_of(function), list(map(self.node, e.args)), self._keywords(e))
         signature = inspect.signature(function, follow_wrapped=False)
         given = [*([me] if me is not None else []), *map(self.value, e.args)]
         try:
@@ -385,23 +361,29 @@ class _Scope:
             if p.kind is p.VAR_KEYWORD:
                 env[name] = ("tuple",)
             elif p.kind is p.VAR_POSITIONAL and name in bound:
-                bound[name] = ("tuple", *map(_as_node, bound[name]))
-        return _follow(self.tree, function, env | {k: v for k, v in bound.items() if k not in env or v is not None}, self.depth + 1)
+                bound[name] = ("tuple", *map(as_node, bound[name]))
+        return _follow(
+            self.tree, function, env | {k: v for k, v in bound.items() if k not in env or v is not None}, self.depth + 1
+        )
 
     def _builtin(self, f: Any, e: ast.Call) -> Any:
         args = list(map(self.value, e.args))
         if f in (getattr, hasattr):
-            if not isinstance(args[0], Known) or not _concrete(args[1]):
+            if not isinstance(args[0], Known) or not concrete(args[1]):
                 return ("opaque", ast.unparse(e))
-            there = hasattr(args[0].value, str(_plain(args[1])))
+            there = hasattr(args[0].value, str(plain(args[1])))
             if f is hasattr:
                 return ("const", there)
-            return _attribute(args[0], str(_plain(args[1]))) if there or len(args) < 3 else args[2]
+            return attribute(args[0], str(plain(args[1]))) if there or len(args) < 3 else args[2]
         if f is isinstance:
-            return ("const", isinstance(args[0].value, _plain(args[1]))) if isinstance(args[0], Known) else ("opaque", ast.unparse(e))
-        if all(map(_concrete, args)) and not e.keywords:
+            return (
+                ("const", isinstance(args[0].value, plain(args[1])))
+                if isinstance(args[0], Known)
+                else ("opaque", ast.unparse(e))
+            )
+        if all(map(concrete, args)) and not e.keywords:
             try:
-                return ("const", f(*map(_plain, args)))
+                return ("const", f(*map(plain, args)))
             except (TypeError, ValueError):
                 return ("opaque", ast.unparse(e))
-        return (f.__name__, *map(_as_node, args))
+        return (f.__name__, *map(as_node, args))

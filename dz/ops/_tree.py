@@ -1,8 +1,9 @@
-"""Expression trees in a normal form, so that spellings of one operation (`x.pow(2)`, `x.square()`, `x * x`) are one node.
+"""Expression trees in a normal form: spellings of one operation (`x.pow(2)`, `x.square()`, `x * x`) are one node.
 
 A node is a tuple whose first entry names it:
-`("arg", name)` forward argument, `("param", path)` parameter or buffer, `("attr", path)` plain attribute, `("const", v)`,
-`("callmod", path, *args)` call of a child module, `("cast", x, dtype)` with dtype `("dtype", name)` or `("dtypeof", x)`,
+`("arg", name)` forward argument, `("param", path)` parameter or buffer, `("attr", path)` plain attribute,
+`("const", v)`, `("callmod", path, *args)` call of a child module, `("cast", x, dtype)` with dtype `("dtype", name)` or
+`("dtypeof", x)`,
 `("add" | "mul" | ..., a, b)`, `("tuple", ...)`, `("item", x, i)`, `("part", x, i, n, dim)` the i-th of n equal parts,
 `("if", test, a, b)`, and `(operation, *tensors, ("kw", ((name, node), ...)))` for everything else.
 """
@@ -17,25 +18,70 @@ NONE: Node = ("const", None)
 LAST: Node = ("const", -1)
 COMMUTATIVE = ("add", "mul")
 _SAME = frozenset({"contiguous", "detach", "clone", "requires_grad_"})
-_CASTS = {"float": "float32", "half": "float16", "bfloat16": "bfloat16", "double": "float64", "bool": "bool", "int": "int32", "long": "int64"}  # fmt: skip
+_CASTS = {
+    "float": "float32",
+    "half": "float16",
+    "bfloat16": "bfloat16",
+    "double": "float64",
+    "bool": "bool",
+    "int": "int32",
+    "long": "int64",
+}
 # How many tensors come first, and the names of the positional arguments after them: `mean(-1, True)` and
 # `mean(dim=-1, keepdim=True)` are one node.
 _SIGNATURES: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mean": (1, ("dim", "keepdim")), "sum": (1, ("dim", "keepdim")), "softmax": (1, ("dim",)), "chunk": (1, ("chunks", "dim")),
-    "split": (1, ("sizes", "dim")), "unsqueeze": (1, ("dim",)), "squeeze": (1, ("dim",)), "cat": (1, ("dim",)), "stack": (1, ("dim",)),
-    "topk": (1, ("k", "dim", "largest", "sorted")), "linear": (1, ("weight", "bias")), "clamp": (1, ("min", "max")),
+    "mean": (1, ("dim", "keepdim")),
+    "sum": (1, ("dim", "keepdim")),
+    "softmax": (1, ("dim",)),
+    "chunk": (1, ("chunks", "dim")),
+    "split": (1, ("sizes", "dim")),
+    "unsqueeze": (1, ("dim",)),
+    "squeeze": (1, ("dim",)),
+    "cat": (1, ("dim",)),
+    "stack": (1, ("dim",)),
+    "topk": (1, ("k", "dim", "largest", "sorted")),
+    "linear": (1, ("weight", "bias")),
+    "clamp": (1, ("min", "max")),
     "embedding": (1, ("weight", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")),
-    "layer_norm": (1, ("normalized_shape", "weight", "bias", "eps")), "rms_norm": (1, ("normalized_shape", "weight", "eps")),
-    "repeat_interleave": (1, ("repeats", "dim")), "gelu": (1, ("approximate",)), "flatten": (1, ("start_dim", "end_dim")),
-    "gather": (1, ("dim", "index")), "transpose": (1, ("dim0", "dim1")), "norm": (1, ("p", "dim", "keepdim")),
-    "conv1d": (1, ("weight", "bias", "stride", "padding", "dilation", "groups")), "one_hot": (1, ("num_classes",)),
-}  # fmt: skip
+    "layer_norm": (1, ("normalized_shape", "weight", "bias", "eps")),
+    "rms_norm": (1, ("normalized_shape", "weight", "eps")),
+    "repeat_interleave": (1, ("repeats", "dim")),
+    "gelu": (1, ("approximate",)),
+    "flatten": (1, ("start_dim", "end_dim")),
+    "gather": (1, ("dim", "index")),
+    "transpose": (1, ("dim0", "dim1")),
+    "norm": (1, ("p", "dim", "keepdim")),
+    "conv1d": (1, ("weight", "bias", "stride", "padding", "dilation", "groups")),
+    "one_hot": (1, ("num_classes",)),
+}
 _RENAMED = {
-    "multiply": "mul", "subtract": "sub", "divide": "div", "true_divide": "div", "negative": "neg", "concat": "cat", "concatenate": "cat",
-    "clip": "clamp", "special_expit": "sigmoid", "bitwise_and": "bitand", "bitwise_right_shift": "rshift", "view": "reshape", "special_softmax": "softmax",
-}  # fmt: skip
+    "multiply": "mul",
+    "subtract": "sub",
+    "divide": "div",
+    "true_divide": "div",
+    "negative": "neg",
+    "concat": "cat",
+    "concatenate": "cat",
+    "clip": "clamp",
+    "special_expit": "sigmoid",
+    "bitwise_and": "bitand",
+    "bitwise_right_shift": "rshift",
+    "view": "reshape",
+    "special_softmax": "softmax",
+}
 _ARITHMETIC = ("add", "sub", "mul", "div", "pow", "matmul")
-_KEEPS_DTYPE = ("reshape", "unsqueeze", "transpose", "getitem", "neg", "flatten", "permute", "part", "stride", "squeeze")
+_KEEPS_DTYPE = (
+    "reshape",
+    "unsqueeze",
+    "transpose",
+    "getitem",
+    "neg",
+    "flatten",
+    "permute",
+    "part",
+    "stride",
+    "squeeze",
+)
 _FOLD: dict[str, Callable[[Any, Any], Any]] = {
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
@@ -146,8 +192,8 @@ def walk(x: Any) -> list[Node]:
 
 
 def match(pattern: Any, node: Any, found: dict[str, Node] | None = None) -> dict[str, Node] | None:
-    """Unify `pattern` with `node`: `("?", name)` takes any node, the same one everywhere; commutative operands are tried
-    both ways. Returns what the names took, or None."""
+    """Unify `pattern` with `node`: `("?", name)` takes any node, the same one everywhere; commutative operands are
+    tried both ways. Returns what the names took, or None."""
     found = dict(found or {})
     if isinstance(pattern, tuple) and pattern[:1] == ("?",):
         return found if found.setdefault(pattern[1], node) == node else None

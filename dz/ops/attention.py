@@ -8,6 +8,7 @@ import torch
 
 from dz.core.op import Case, Op
 from dz.errors import UsageError
+from dz.ops._mixing import attention as recognise
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
 
@@ -179,6 +180,7 @@ OP = Op(
     reference=reference,
     tolerance=REDUCTION,
     inputs=inputs,
+    recognise=recognise,
     kind="interface",
     source="Vaswani et al. 2017, arXiv:1706.03762; sinks: Xiao et al. 2023, arXiv:2309.17453",
 )

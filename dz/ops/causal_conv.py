@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from dz.core.op import Case, Op
 from dz.errors import UsageError
+from dz.ops._mixing import causal_conv as recognise
 from dz.ops.activations import activation as activation_of
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
@@ -100,5 +101,6 @@ OP = Op(
     reference=reference,
     tolerance=REDUCTION,
     inputs=inputs,
+    recognise=recognise,
     kind="function",
 )

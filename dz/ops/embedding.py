@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from dz.core.op import Case, Op
+from dz.ops._dense import embedding as recognise
 from dz.ops.cases import Maker
 from dz.ops.precision import ELEMENTWISE
 
@@ -39,4 +40,5 @@ OP = Op(
     reference=reference,
     tolerance=ELEMENTWISE,  # exact without a scale, one rounding with it
     inputs=inputs,
+    recognise=recognise,
 )

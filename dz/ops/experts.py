@@ -8,6 +8,7 @@ import torch
 
 from dz.core.op import Case, Op
 from dz.ops import gated_activation
+from dz.ops._routing import experts as recognise
 from dz.ops.activations import activation as activation_of
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
@@ -104,6 +105,7 @@ OP = Op(
     reference=reference,
     tolerance=REDUCTION,
     inputs=inputs,
+    recognise=recognise,
     kind="interface",
     source="Shazeer et al. 2017, arXiv:1701.06538",
 )

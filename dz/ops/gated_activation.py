@@ -8,6 +8,7 @@ import torch
 
 from dz.core.op import Case, Op
 from dz.errors import UsageError
+from dz.ops._gates import gated_activation as recognise
 from dz.ops.activations import activation as activation_of
 from dz.ops.cases import Maker
 from dz.ops.precision import ELEMENTWISE, REDUCTION, wide
@@ -98,6 +99,7 @@ OP = Op(
     # in fp32 a tanh or 1 + erf made of exp cancels near zero: an absolute error of some 1e-6 under a cap of 25
     tolerance={**ELEMENTWISE, "float32": REDUCTION["float32"]},
     inputs=inputs,
+    recognise=recognise,
     kind="function",
     source="Shazeer 2020, arXiv:2002.05202",
 )

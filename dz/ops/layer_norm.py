@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from dz.core.op import Case, Op
+from dz.ops._norms import layer_norm as recognise
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
 
@@ -47,5 +48,6 @@ OP = Op(
     reference=reference,
     tolerance=REDUCTION,
     inputs=inputs,
+    recognise=recognise,
     source="Ba et al. 2016, arXiv:1607.06450",
 )

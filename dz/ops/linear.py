@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from dz.core.op import Case, Op
+from dz.ops._dense import linear as recognise
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION
 
@@ -33,4 +34,11 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield Case("k1_n1", {"x": m.normal(3, 1), "weight": m.normal(1, 1), "bias": m.normal(1)})
 
 
-OP = Op(name="linear", summary="linear projection", reference=reference, tolerance=REDUCTION, inputs=inputs)
+OP = Op(
+    name="linear",
+    summary="linear projection",
+    reference=reference,
+    tolerance=REDUCTION,
+    inputs=inputs,
+    recognise=recognise,
+)

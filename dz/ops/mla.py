@@ -9,6 +9,7 @@ import torch
 from dz.core.op import Case, Op
 from dz.errors import UsageError
 from dz.ops import attention
+from dz.ops._mixing import mla as recognise
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
 
@@ -145,5 +146,6 @@ OP = Op(
     reference=reference,
     tolerance=REDUCTION,
     inputs=inputs,
+    recognise=recognise,
     source="arXiv:2405.04434",
 )

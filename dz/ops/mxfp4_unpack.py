@@ -6,8 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
+from dz.core.inventory import Match, SiteView
 from dz.core.op import Case, Op
 from dz.errors import UsageError
+from dz.ops import _probe
 from dz.ops.cases import Maker
 from dz.ops.precision import EXACT
 
@@ -109,12 +111,18 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield Case("n3_k2080_long", {**long, **out})
 
 
+def recognise(site: SiteView) -> Match | None:
+    """A function that unpacks, proved on random bytes."""
+    return _probe.mxfp4_unpack(site, reference)
+
+
 OP = Op(
     name="mxfp4_unpack",
     summary="MXFP4 codes and scales to floating point",
     reference=reference,
     tolerance={"float32": EXACT, "bfloat16": EXACT},
     inputs=inputs,
+    recognise=recognise,
     kind="function",
     source="OCP Microscaling Formats (MX) 1.0",
 )

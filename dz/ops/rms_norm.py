@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from dz.core.op import Case, Op
+from dz.ops._norms import rms_norm as recognise
 from dz.ops.cases import Maker
 from dz.ops.precision import ELEMENTWISE, wide
 
@@ -72,5 +73,6 @@ OP = Op(
     reference=reference,
     tolerance=ELEMENTWISE,
     inputs=inputs,
+    recognise=recognise,
     source="Zhang & Sennrich 2019, arXiv:1910.07467",
 )

@@ -7,8 +7,10 @@ from typing import Literal
 
 import torch
 
+from dz.core.inventory import Match, SiteView
 from dz.core.op import Case, Op
 from dz.errors import UsageError
+from dz.ops import _probe
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
 
@@ -98,12 +100,18 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield Case("heads_at_2_strided", {**swapped, "unsqueeze_dim": 2})
 
 
+def recognise(site: SiteView) -> Match | None:
+    """A function that rotates, or a module that makes its cosines and sines."""
+    return _probe.rope(site, reference) or _probe.rope_table(site)
+
+
 OP = Op(
     name="rope",
     summary="rotary position embedding",
     reference=reference,
     tolerance=REDUCTION,
     inputs=inputs,
+    recognise=recognise,
     kind="function",
     source="Su et al. 2021, arXiv:2104.09864",
 )

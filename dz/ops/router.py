@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from dz.core.op import Case, Op
 from dz.errors import UsageError
+from dz.ops._routing import router as recognise
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
 
@@ -147,5 +148,6 @@ OP = Op(
     # fp32 inside whatever the storage dtype: the logits of bfloat16 activations are exact sums in fp32
     tolerance=dict.fromkeys(("float32", "float16", "bfloat16"), REDUCTION["float32"]),
     inputs=inputs,
+    recognise=recognise,
     source="arXiv:2412.19437 (groups and correction)",
 )

@@ -1,0 +1,159 @@
+"""Recognise routers and expert layers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from dz.core.inventory import Match, SiteView
+from dz.ops._dense import number, tensor
+from dz.ops._gates import activation_of, read_gate
+from dz.ops._live import Unreadable
+from dz.ops._reader import read
+from dz.ops._tree import Node, keyword, walk
+
+_FLAGS = ("has_gate", "has_bias", "is_transposed", "is_concatenated")
+
+
+def router(site: SiteView) -> Match | None:
+    """A module that scores experts with a weight of its own and picks the best k."""
+    if site.kind != "module" or not isinstance(site.target, nn.Module):
+        return None
+    try:
+        root = read(site.target).root
+    except Unreadable:
+        return None
+    nodes = walk(root)
+    logits = [n for n in nodes if n[0] == "linear" and tensor(site.target, keyword(n, "weight")) is not None]
+    if not logits or root[0] not in ("tuple", "if") or any(n[0] == "callmod" for n in nodes):
+        return None
+    tops = [n for n in nodes if n[0] == "topk"]
+    traits: dict[str, Any] = {"experts": tensor(site.target, keyword(logits[0], "weight")).shape[0]}  # type: ignore[union-attr]
+    if not tops:
+        table = [n for n in nodes if n[0] in ("getitem", "item") and any(m[0] == "param" for m in walk(n))]
+        return (
+            Match(
+                op="router",
+                status="variant",
+                reason="scores experts",
+                differs=("the experts come from a table",),
+                traits=traits,
+            )
+            if table
+            else None
+        )
+    if len({str(n) for n in logits}) > 1:
+        return None
+    final = tops[0]
+    score = _scoring(logits[0], nodes, final)
+    k = keyword(final, "k")
+    traits |= {
+        "top_k": number(site.target, k) if k else None,
+        "scoring": score,
+        "grouped": len({str(t) for t in tops}) > 1,
+    }
+    own = walk(logits[0])
+    traits["correction"] = any(n[0] in ("param", "arg") and n not in own for n in walk(final[1]))
+    traits["renormalise"] = any(n[0] == "div" and any(m[0] == "sum" for m in walk(n)) for n in nodes)
+    differs = () if score is not None else (f"scores by {_outer(final, logits[0])}",)
+    return Match(
+        op="router",
+        status="variant" if differs else "known",
+        reason=f"top {traits['top_k']} of {traits['experts']}, {score or 'other scoring'}",
+        differs=differs,
+        traits=traits,
+    )
+
+
+def _scoring(logits: Node, nodes: list[Node], final: Node) -> str | None:
+    inside = {n[0] for n in walk(final[1])} - {n[0] for n in walk(logits)}
+    for name in ("softmax", "sigmoid"):
+        if name in inside:
+            return name
+    unary = inside & {"softplus", "sqrt", "silu", "relu", "exp", "tanh", "log", "rsqrt"}
+    if {"softplus", "sqrt"} <= inside and unary == {"softplus", "sqrt"}:
+        return "sqrt_softplus"
+    if not unary and any(n[0] == "softmax" and final in walk(n) for n in nodes):
+        return "topk_softmax"
+    return None
+
+
+def _outer(final: Node, logits: Node) -> str:
+    names = {n[0] for n in walk(final[1])} - {n[0] for n in walk(logits)} - {"kw", "const", "attr", "cast", "dtype"}
+    return ", ".join(sorted(names)) or "the raw logits"
+
+
+def experts(site: SiteView) -> Match | None:
+    """An expert layer: stacked weights [E, ., .], behind upstream's experts interface or not."""
+    m = site.target
+    if not isinstance(m, nn.Module):
+        return None
+    stacked = {n: tuple(p.shape) for n, p in m.named_parameters(recurse=False) if p.dim() == 3}
+    flags = {f: getattr(m, f) for f in _FLAGS if isinstance(getattr(m, f, None), bool)}
+    if len(stacked) < 2 or len({s[0] for s in stacked.values()}) != 1:
+        return None
+    if (site.kind == "interface") != (len(flags) == len(_FLAGS)):
+        return None
+    traits: dict[str, Any] = {
+        "experts": next(iter(stacked.values()))[0],
+        "shapes": {n: list(s) for n, s in stacked.items()},
+    }
+    if not flags:
+        return Match(
+            op="experts",
+            status="variant",
+            reason="stacked experts",
+            differs=("not behind the experts interface",),
+            traits=traits,
+        )
+    traits |= {
+        "gated": flags["has_gate"],
+        "bias": flags["has_bias"],
+        "transposed": flags["is_transposed"],
+        "interleaved": not flags["is_concatenated"],
+    }
+    differs = []
+    if getattr(m, "has_post_expert_norm", False):
+        differs.append("a norm follows each expert")
+    form = _gate(m) if flags["has_gate"] else _plain(m)
+    if form is None:
+        differs.append("the gate has a form that the op does not know")
+    else:
+        traits |= form
+    layout = "[E, in, out]" if flags["is_transposed"] else "[E, out, in]"
+    return Match(
+        op="experts",
+        status="variant" if differs else "known",
+        reason=f"{traits['experts']} experts, {layout}",
+        differs=tuple(differs),
+        traits=traits,
+    )
+
+
+def _gate(m: nn.Module) -> dict[str, Any] | None:
+    try:
+        root = read(m, "_apply_gate").root
+    except (Unreadable, AttributeError):
+        return None
+    gate = read_gate(m, root)
+    if gate is None or gate.differs:
+        return None
+    return {"activation": gate.activation, "alpha": gate.alpha, "limit": gate.limit, "shift": gate.shift}
+
+
+def _plain(m: nn.Module) -> dict[str, Any] | None:
+    act = getattr(m, "act_fn", None)
+    if not isinstance(act, nn.Module):
+        return None
+    try:
+        found = activation_of(act, read(act).root)
+    except Unreadable:
+        return None
+    return None if found is None else {"activation": found[0]}
+
+
+def weights_of(m: nn.Module) -> list[torch.Tensor]:
+    """The stacked weights of an expert layer."""
+    return [p for p in m.parameters(recurse=False) if p.dim() == 3]
