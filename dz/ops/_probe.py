@@ -45,9 +45,9 @@ def rope(site: SiteView, reference: Callable[..., Any]) -> Match | None:
         for guess in _guesses():
             if _fits(f, reference, pair, guess):
                 return _rope_match(names, pair, guess)
-    return Match(
-        op="rope", status="variant", reason="rotates channels", differs=("no layout of the op gives its numbers",)
-    )
+    if any(n[0] == "view_as_complex" for n in walk(read(f).root)):
+        return Match(op="rope", status="variant", reason="rotates channels", differs=("it takes complex angles",))
+    return None
 
 
 def _rotates(f: Any, names: list[str]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from dz.core.inventory import Match, SiteView
@@ -32,15 +31,10 @@ def router(site: SiteView) -> Match | None:
     tops = [n for n in nodes if n[0] == "topk"]
     traits: dict[str, Any] = {"experts": tensor(site.target, keyword(logits[0], "weight")).shape[0]}  # type: ignore[union-attr]
     if not tops:
-        table = [n for n in nodes if n[0] in ("getitem", "item") and any(m[0] == "param" for m in walk(n))]
+        table = [n for n in nodes if n[0] == "param" and _whole_numbers(site.target, n)]
+        differs = ("the experts come from a table",)
         return (
-            Match(
-                op="router",
-                status="variant",
-                reason="scores experts",
-                differs=("the experts come from a table",),
-                traits=traits,
-            )
+            Match(op="router", status="variant", reason="scores experts", differs=differs, traits=traits)
             if table
             else None
         )
@@ -65,6 +59,11 @@ def router(site: SiteView) -> Match | None:
         differs=differs,
         traits=traits,
     )
+
+
+def _whole_numbers(module: nn.Module, node: Node) -> bool:
+    held = tensor(module, node)
+    return held is not None and not held.dtype.is_floating_point and held.dim() > 1
 
 
 def _scoring(logits: Node, nodes: list[Node], final: Node) -> str | None:
@@ -152,8 +151,3 @@ def _plain(m: nn.Module) -> dict[str, Any] | None:
     except Unreadable:
         return None
     return None if found is None else {"activation": found[0]}
-
-
-def weights_of(m: nn.Module) -> list[torch.Tensor]:
-    """The stacked weights of an expert layer."""
-    return [p for p in m.parameters(recurse=False) if p.dim() == 3]
