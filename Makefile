@@ -23,7 +23,7 @@ PIP := PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip
 .PHONY: help setup demo test test-gpu lint format clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p;/^$$/q' Makefile
+	@sed -n '/^#/!q;s/^# \{0,1\}//p' Makefile
 
 # Installed anew when what is asked for changed. A .venv that stopped half-way has no stamp and is gone through again.
 $(STAMP): pyproject.toml $(wildcard constraints-*.txt)

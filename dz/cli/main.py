@@ -6,6 +6,7 @@ code, or by raising; nothing else in dz prints an error or exits."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import os
 import sys
@@ -61,20 +62,18 @@ def main(argv: Sequence[str]) -> int:
     common.begin(argv)
     try:
         code = build(argv)(args=list(argv), prog_name="dz", standalone_mode=False)
-        code = code if isinstance(code, int) and not isinstance(code, bool) else 0
+    except SystemExit as e:
+        if not isinstance(e.__context__, BrokenPipeError):
+            raise
+        return 0  # typer's own text (help, completion) met a reader that went away
     except (KeyboardInterrupt, typer.Abort):
-        code = 130
+        code = Interrupted.exit_code
     except Exception as e:  # noqa: BLE001  the one place where every failure gets its form and its exit code
-        return fail(e)
-    return (
-        fail(
-            Interrupted(
-                "interrupted", "Ctrl-C", "run the same command again; what was finished is kept", code="interrupted"
-            )
-        )
-        if code == 130
-        else code
-    )
+        return fail(e, argv)
+    if code == Interrupted.exit_code:
+        again = "run the same command again; what was finished is kept"
+        return fail(Interrupted("interrupted", "Ctrl-C", again, code="interrupted"), argv)
+    return code if isinstance(code, int) and not isinstance(code, bool) else 0
 
 
 def build(argv: Sequence[str] = ()) -> typer.Typer:
@@ -103,35 +102,33 @@ def _root(app: typer.Typer) -> None:
             raise typer.Exit(UsageError.exit_code)
 
 
-def fail(exc: Exception) -> int:
+def fail(exc: Exception, argv: Sequence[str] = ()) -> int:
     """Say what went wrong in the form that was asked for; returns the exit code."""
     out = output.get()
     if out.verbose > 1 or os.environ.get("DZ_DEBUG"):
         out.warn("".join(traceback.format_exception(exc)).rstrip())
-    error = usage(exc) or (None if _ours_is_missing(exc) else explain(exc)) or internal(exc)
+    error = usage(exc, argv) or (None if _ours_is_missing(exc) else explain(exc)) or internal(exc)
     out.error(error)
     return error.exit_code
 
 
-def usage(exc: Exception) -> DzError | None:
+def usage(exc: Exception, argv: Sequence[str] = ()) -> DzError | None:
     """The UsageError for an error of typer's parser, known by how it behaves; None for anything else."""
     message: Callable[[], str] | None = getattr(exc, "format_message", None)
     if message is None or not hasattr(exc, "exit_code"):
         return None
+    what, _, guess = message().replace("Value error, ", "").strip().partition(" Did you mean ")
+    what = what.partition(" (Possible")[0].rstrip(".")
+    near = difflib.get_close_matches(getattr(exc, "option_name", ""), getattr(exc, "possibilities", None) or (), 1)
     context: Any = getattr(exc, "ctx", None)
-    what, _, guess = message().replace("Value error, ", "").strip().rstrip(".").partition(". Did you mean ")
-    why = (
-        context.get_usage().strip().replace("Usage:", "usage:", 1)
-        if context is not None
-        else "the command line cannot be read"
-    )
-    near = sorted(getattr(exc, "possibilities", None) or ())
-    if near:
-        what, why = what.partition(" (Possible")[0].rstrip("."), f"did you mean {' or '.join(near)}?"
-        what = what.partition(" Did you mean")[0].rstrip(".")
-    elif guess:
-        why = f"did you mean {guess.rstrip('?')}?"
-    command = context.command_path if context is not None else "dz"
+    if near or guess:
+        why = f"did you mean {near[0] if near else guess.strip(' ?')}?"
+    elif context is not None:
+        why = context.get_usage().strip().replace("Usage:", "usage:", 1)
+    else:
+        why = "the command line cannot be read"
+    named = [word for word in argv[:1] if any(word in names for names in COMMANDS.values())]
+    command = context.command_path if context is not None else " ".join(["dz", *named])
     return UsageError(what[:1].lower() + what[1:], why, f"{command} --help", code="usage")
 
 
