@@ -89,6 +89,6 @@ def _blocks(left: int, block: int, tokens: int, block_size: int) -> int:
 def _missing(needs: Needs, budget: int, states: int, tokens: int) -> str:
     need = needs.weights + needs.activations + states + tokens * needs.per_token
     return (
-        f"weights {needs.weights:,} B, activations {needs.activations:,} B, state slots {states:,} B and {tokens:,} tokens "
-        f"of cache need {need:,} B, dz may use {budget:,} B: {max(0, need - budget):,} B are missing"
+        f"weights {needs.weights:,} B, activations {needs.activations:,} B, state slots {states:,} B and "
+        f"{tokens:,} tokens of cache need {need:,} B, dz may use {budget:,} B: {max(0, need - budget):,} B are missing"
     )

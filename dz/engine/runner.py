@@ -76,9 +76,11 @@ class Runner:
         return list(self.head(rows).split([len(p) for p in picked]))
 
     def _run(self, work: list[Work]) -> torch.Tensor:
+        at = self._positions(work)
         if isinstance(self.tier.run, Gather):
-            return self.tier.run.run([Share(w.seq.blocks, w.start, self._ids(w), self._positions(w)) for w in work])
-        segments = [Segment(self._cache(w.seq), self._ids(w), self._positions(w)) for w in work]
+            shares = [Share(w.seq.blocks, w.start, self._ids(w), p) for w, p in zip(work, at, strict=True)]
+            return self.tier.run.run(shares)
+        segments = [Segment(self._cache(w.seq), self._ids(w), p) for w, p in zip(work, at, strict=True)]
         if isinstance(self.tier.run, Isolate):
             return self.tier.run.run(segments)
         outs = []
@@ -110,17 +112,14 @@ class Runner:
     def _ids(self, w: Work) -> torch.Tensor:
         return torch.tensor([w.seq.tokens[w.start : w.start + w.count]], dtype=torch.long, device=self.device)
 
-    def _positions(self, w: Work) -> torch.Tensor:
-        line = torch.arange(w.start, w.start + w.count, device=self.device)[None]
-        rows = self.wrapper.rows
+    def _positions(self, work: list[Work]) -> list[torch.Tensor]:
+        """[1, n] each, or [R, 1, n] each as soon as one of them has rows (upstream's multi-axis rope)."""
+        lines = [torch.arange(w.start, w.start + w.count, device=self.device)[None] for w in work]
+        shifts = [w.seq.memo.shift for w in work]
+        rows = max((s.shape[0] for s in shifts if s is not None), default=self.wrapper.rows)
         if rows is None:
-            return line
-        shift = w.seq.memo.shift
-        if shift is None:
-            return line.expand(rows, 1, w.count)
-        if shift.shape[0] != rows:
-            shift = shift[-1:].expand(rows, 1, 1)
-        return line + shift
+            return lines
+        return [line.expand(rows, 1, -1) if s is None else line + s for line, s in zip(lines, shifts, strict=True)]
 
 
 def _to(value: Any, device: torch.device) -> Any:

@@ -8,7 +8,8 @@ from dz.core.messages import Logprob, Sampling
 
 
 class Chooser:
-    """The choice of one request: its parameters and its own random numbers, independent of whatever shares the batch."""
+    """The choice of one request: its parameters and its own random numbers, independent of whatever shares the
+    batch."""
 
     def __init__(self, sampling: Sampling, prompt: list[int], stops: frozenset[int], vocab: int) -> None:
         self.sampling, self.stops = sampling, stops

@@ -60,8 +60,6 @@ class Scheduler:
             if seq.state != "running" or budget <= 0:
                 continue
             count = self._share(seq, budget)
-            if count > budget and work:
-                continue
             if self._room(seq, count, work):
                 work.append(Work(seq, seq.computed, count))
                 budget -= count
@@ -72,8 +70,6 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.limits.max_num_seqs:
             seq = self.waiting[0]
             count = self._share(seq, budget)
-            if count > budget and work:
-                break
             slot = self.admission.grow(seq.blocks, seq.slot, seq.computed + count)
             if slot is None:
                 break
@@ -86,7 +82,8 @@ class Scheduler:
 
     @staticmethod
     def _share(seq: Sequence, budget: int) -> int:
-        """A whole prompt takes what it needs in one piece; everything else takes what is left of the budget."""
+        """A whole prompt takes what it needs in one piece, and may overdraw the budget: waiting for an empty step could
+        take for ever. Everything else takes what is left."""
         return seq.prompt if seq.whole and seq.computed == 0 else min(seq.pending, budget)
 
     def _room(self, seq: Sequence, count: int, work: list[Work]) -> bool:

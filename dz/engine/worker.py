@@ -25,7 +25,8 @@ IDLE_WAIT = 200  # milliseconds
 
 
 def main() -> int:
-    """Load, report Ready, then serve until Stop or until the server is gone. Exit codes are those of the command line."""
+    """Load, report Ready, then serve until Stop or until the server is gone. Exit codes are those of the command
+    line."""
     spec = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineSpec)
     link = _Link(spec)
     try:

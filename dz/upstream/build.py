@@ -63,7 +63,7 @@ def build_meta(source: Source, *, trust: bool, dtype: torch.dtype | None = None)
     try:
         with _parameters_on_meta():
             model = arch.cls._from_config(arch.config, dtype=dtype)
-    except Exception as e:  # noqa: BLE001  a model class may raise anything while it is built
+    except Exception as e:
         raise Refused(
             f"{arch.cls.__name__} cannot be built",
             f"{type(e).__name__}: {e}",
@@ -101,9 +101,9 @@ class _OnMeta(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
-        if func in _EMPTY and kwargs.get("device") is None:
-            kwargs["device"] = "meta"
-        elif func in _LARGE and kwargs.get("device") is None and _elements(args, kwargs) > _REAL_LIMIT:
+        if (func in _EMPTY and kwargs.get("device") is None) or (
+            func in _LARGE and kwargs.get("device") is None and _elements(args, kwargs) > _REAL_LIMIT
+        ):
             kwargs["device"] = "meta"
         return func(*args, **kwargs)
 
@@ -145,7 +145,7 @@ def _compute_buffers(model: nn.Module) -> None:
         if not computed:
             continue
         for name in computed:
-            module._buffers[name] = torch.full_like(module._buffers[name], 0, device="cpu")
+            module._buffers[name] = torch.zeros_like(module.get_buffer(name), device="cpu")
         owner = getattr(model, "_init_weights", None)
         if owner is None:
             raise Refused(
@@ -158,7 +158,7 @@ def _compute_buffers(model: nn.Module) -> None:
             owner(module)
 
 
-def _decoder(model: nn.Module) -> nn.Module:
+def _decoder(model: Any) -> Any:
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else getattr(model, model.base_model_prefix)
     while not _layer_lists(decoder) and hasattr(decoder, "get_decoder") and decoder.get_decoder() is not decoder:
         decoder = decoder.get_decoder()

@@ -55,8 +55,8 @@ def make_facade(store: KVStore, config: Any) -> Any:
 
 
 def make_past(config: Any, length: int) -> Any:
-    """A cache that claims to hold `length` tokens in every layer, none truncated: for asking upstream what it would pass
-    to its layers at that point. Nothing can be stored in it."""
+    """A cache that claims to hold `length` tokens in every layer, none truncated: for asking upstream what it would
+    pass to its layers at that point. Nothing can be stored in it."""
     return _past_class()(length, new_cache(config).layers)
 
 

@@ -106,7 +106,7 @@ def _config(source: Source, raw: dict[str, Any], auto_map: dict[str, Any], *, tr
         raise Refused(f"unknown architecture {kind!r}", why, then, code="unknown_architecture")
     try:
         return AutoConfig.from_pretrained(source.folder, trust_remote_code=trust)
-    except Exception as e:  # noqa: BLE001  a config class may raise anything; the text is what the user needs
+    except Exception as e:
         raise Refused(
             f"the configuration of {source.name} does not load",
             f"{type(e).__name__}: {_first(e)}",
@@ -122,7 +122,7 @@ def _repository_class(source: Source, config: Any, auto_map: dict[str, Any]) -> 
         if name in auto_map:
             try:
                 return get_class_from_dynamic_module(auto_map[name], source.folder)
-            except Exception as e:  # noqa: BLE001  the repository's code may fail in any way on import
+            except Exception as e:
                 raise Refused(
                     f"the code of {source.name} does not import ({auto_map[name]})",
                     f"{type(e).__name__}: {_first(e)}",

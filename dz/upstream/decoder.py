@@ -69,7 +69,7 @@ def cache_argument(module: nn.Module) -> str | None:
 
 
 def mixers(layer: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The token mixers of a decoder layer: its children (or the items of a list among them) whose forward takes a cache."""
+    """A decoder layer's token mixers: its children (or items of a list among them) whose forward takes a cache."""
     found: list[tuple[str, nn.Module]] = []
     for name, child in layer.named_children():
         items = (

@@ -21,7 +21,7 @@ class _Captured(Exception):
 @dataclass(frozen=True, slots=True)
 class Prompt:
     """`given` are the decoder's arguments for the whole prompt (embeddings, masks, image extras) without positions and
-    cache. `positions` [R, 1, n] or [1, n] or None (counted from 0). `shift` [R, 1, 1]: what decoding adds to the token's
+    cache. `positions` [R, 1, n], [1, n] or None (counted from 0). `shift` [R, 1, 1]: what decoding adds to the token's
     index in each row, None where that is 0."""
 
     given: dict[str, Any]

@@ -1,4 +1,4 @@
-"""Checkpoint tensors into an upstream model by upstream's own mapping, every tensor accounted for in both directions."""
+"""Checkpoint tensors into an upstream model by upstream's own mapping, all accounted for in both directions."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def coverage(built: Built, headers: Mapping[str, TensorInfo], ignore: list[str] 
     """What a load would do, worked out on meta tensors: nothing is read and the model is unchanged.
 
     `headers` maps tensor names to their infos; `ignore` are globs of tensors that a recipe allows to stay unloaded."""
-    kept = {n: p for n, p in _named(built.model)}
+    kept = dict(_named(built.model))
     lazies = {n: _Lazy(i, _meta(i)) for n, i in headers.items()}
     try:
         return _load(built, lazies, "meta", ignore or [])

@@ -9,9 +9,9 @@ import torch
 
 @dataclass(slots=True)
 class StepIndex:
-    """One step's view of the pool. `write` [T]: a slot for each new token, in packed order. `read` [B, K] or [K]: slots of
-    the context, padded with any valid slot. `rows` is B (one token a row) or 0 (packed). `span` is (first slot, length)
-    when the read slots of a lone sequence are contiguous: then nothing is copied."""
+    """One step's view of the pool. `write` [T]: a slot for each new token, in packed order. `read` [B, K] or [K]:
+    slots of the context, padded with any valid slot. `rows` is B (one token a row) or 0 (packed). `span` is (first
+    slot, length) when the read slots of a lone sequence are contiguous: then nothing is copied."""
 
     write: torch.Tensor
     read: torch.Tensor

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dz.engine.cache.paged import PagedStore, StepIndex
-from dz.engine.mixers.masks import Masks, MaskRule, as_mask
+from dz.engine.mixers.masks import MaskRule, Masks, as_mask
 from dz.engine.mixers.taps import Call, Taps
 from dz.upstream.cache import make_facade
 from dz.upstream.decoder import Decoder

@@ -16,8 +16,8 @@ LARGEST = 1 << 17  # tokens; windows beyond this are not probed
 
 @dataclass(frozen=True, slots=True)
 class MaskRule:
-    """Which keys a query at position p sees: full (all up to p), window (the last `size` up to p), or chunk (those of the
-    same chunk of `size`, up to p)."""
+    """Which keys a query at position p sees: full (all up to p), window (the last `size` up to p), or chunk (those of
+    the same chunk of `size`, up to p)."""
 
     kind: Literal["full", "window", "chunk"]
     size: int = 0

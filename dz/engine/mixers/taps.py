@@ -79,7 +79,8 @@ class Learn:
         self.forms: dict[int, tuple[bool, ...] | None] = {}
 
     def layer(self, index: int, call: Call, hidden: torch.Tensor, named: dict[str, Any]) -> Any:
-        """Run it and note the form: None for a tensor, else for each item whether it is shaped like the hidden states."""
+        """Run it and note the form: None for a tensor, else for each item whether it is shaped like the hidden
+        states."""
         out = call(hidden, named)
         like = lambda x: isinstance(x, torch.Tensor) and x.shape == hidden.shape  # noqa: E731
         self.forms[index] = tuple(like(x) for x in out) if isinstance(out, (tuple, list)) else None
