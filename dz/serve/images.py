@@ -48,7 +48,7 @@ def _open(data: bytes, limits: ImageLimits, where: str) -> Any:
         raise bad(f"{where}: the image has more than {limits.bytes:,} bytes", where)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is ours
             with Image.open(io.BytesIO(data), formats=FORMATS) as picture:
                 if picture.width * picture.height > limits.pixels:
                     size = f"{picture.width} x {picture.height}"
