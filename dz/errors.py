@@ -69,18 +69,60 @@ class _Rule:
 
 # Matched by the names in an exception's MRO, so that no foreign library is imported to explain its errors.
 _TABLE: dict[str, _Rule] = {
-    "GatedRepoError": _Rule(EnvironmentFailure, "the repository asks for an accepted licence and a token", "accept the licence on its page, then `hf auth login`", "gated"),
-    "RepositoryNotFoundError": _Rule(EnvironmentFailure, "no such repository, or it is private and no token was sent", "check the name, or `hf auth login`", "not_found"),
-    "RevisionNotFoundError": _Rule(UsageError, "the repository has no such branch, tag or commit", "name an existing revision with --revision", "revision_not_found"),
-    "LocalEntryNotFoundError": _Rule(EnvironmentFailure, "the hub cannot be reached and the file is not in the cache", "check the network or HF_ENDPOINT, then run the command again", "offline"),
-    "HfHubHTTPError": _Rule(EnvironmentFailure, "the hub answered with an error", "run the command again; it resumes", "hub"),
-    "ConnectError": _Rule(EnvironmentFailure, "the address does not answer", "check the network, the host and the port", "connection"),
-    "ConnectionError": _Rule(EnvironmentFailure, "the address does not answer", "check the network, the host and the port", "connection"),
-    "TimeoutException": _Rule(EnvironmentFailure, "no answer within the time limit", "run the command again", "timeout"),
-    "OutOfMemoryError": _Rule(EnvironmentFailure, "the device has no memory left", "lower --max-model-len, --max-num-seqs or --gpu-memory-utilization", "out_of_memory"),
-    "MemoryError": _Rule(EnvironmentFailure, "the host has no memory left", "lower --max-model-len or --max-num-seqs", "out_of_memory"),
-    "PermissionError": _Rule(EnvironmentFailure, "the operating system refused access", "check the owner and mode of that path", "permission"),
-    "ModuleNotFoundError": _Rule(EnvironmentFailure, "a Python package is missing", "install it with pip, then run the command again", "missing_package"),
+    "GatedRepoError": _Rule(
+        EnvironmentFailure,
+        "the repository asks for an accepted licence and a token",
+        "accept the licence on its page, then `hf auth login`",
+        "gated",
+    ),
+    "RepositoryNotFoundError": _Rule(
+        EnvironmentFailure,
+        "no such repository, or it is private and no token was sent",
+        "check the name, or `hf auth login`",
+        "not_found",
+    ),
+    "RevisionNotFoundError": _Rule(
+        UsageError,
+        "the repository has no such branch, tag or commit",
+        "name an existing revision with --revision",
+        "revision_not_found",
+    ),
+    "LocalEntryNotFoundError": _Rule(
+        EnvironmentFailure,
+        "the hub cannot be reached and the file is not in the cache",
+        "check the network or HF_ENDPOINT, then run the command again",
+        "offline",
+    ),
+    "HfHubHTTPError": _Rule(
+        EnvironmentFailure, "the hub answered with an error", "run the command again; it resumes", "hub"
+    ),
+    "ConnectError": _Rule(
+        EnvironmentFailure, "the address does not answer", "check the network, the host and the port", "connection"
+    ),
+    "ConnectionError": _Rule(
+        EnvironmentFailure, "the address does not answer", "check the network, the host and the port", "connection"
+    ),
+    "TimeoutException": _Rule(
+        EnvironmentFailure, "no answer within the time limit", "run the command again", "timeout"
+    ),
+    "OutOfMemoryError": _Rule(
+        EnvironmentFailure,
+        "the device has no memory left",
+        "lower --max-model-len, --max-num-seqs or --gpu-memory-utilization",
+        "out_of_memory",
+    ),
+    "MemoryError": _Rule(
+        EnvironmentFailure, "the host has no memory left", "lower --max-model-len or --max-num-seqs", "out_of_memory"
+    ),
+    "PermissionError": _Rule(
+        EnvironmentFailure, "the operating system refused access", "check the owner and mode of that path", "permission"
+    ),
+    "ModuleNotFoundError": _Rule(
+        EnvironmentFailure,
+        "a Python package is missing",
+        "install it with pip, then run the command again",
+        "missing_package",
+    ),
     "OSError": _Rule(EnvironmentFailure, "the operating system refused", "check the path and the disk", "os"),
 }
 

@@ -35,7 +35,7 @@ SPECS: dict[str, Spec] = {
         Spec("block_size", int, 16, "tokens of one cache block"),
         Spec("num_blocks", int, 0, "cache blocks; 0: from the memory plan"),
         Spec("gpu_memory_utilization", float, 0.9, "share of the device's memory that dz may use"),
-        Spec("cpu_memory_utilization", float, 0.5, "share of the host's free memory that dz may use when it runs on it"),
+        Spec("cpu_memory_utilization", float, 0.5, "share of the host's free memory that dz may use on a CPU"),
         Spec("host", str, "127.0.0.1", "address the server listens on"),
         Spec("port", int, 8000, "port the server listens on; 0: any free one"),
         Spec("max_restarts", int, 1, "how often a dead engine is started again"),
@@ -77,7 +77,14 @@ class Settings:
         return Settings(out)
 
 
-def resolve(flags: Mapping[str, Any] | None = None, *, config: Path | None = None, no_config: bool = False, cwd: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+def resolve(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    config: Path | None = None,
+    no_config: bool = False,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Settings:
     """Resolve all settings. `flags` holds what the user gave on the command line (None values are "not given").
 
     Raises UsageError for unknown names (with the nearest) and for values of the wrong type, naming their origin."""
@@ -89,7 +96,12 @@ def resolve(flags: Mapping[str, Any] | None = None, *, config: Path | None = Non
             layers.append((str(user), _read(user)))
         project = config or _project_file(cwd or Path.cwd())
         if config and not config.is_file():
-            raise UsageError(f"no config file at {config}", "--config names a file that is not there", "leave --config out, or mend the path", code="no_config")
+            raise UsageError(
+                f"no config file at {config}",
+                "--config names a file that is not there",
+                "leave --config out, or mend the path",
+                code="no_config",
+            )
         if project:
             layers.append((str(project), _read(project)))
     values = {s.name: Value(s.name, s.default, "default") for s in SPECS.values()}
@@ -120,20 +132,29 @@ def _read(path: Path) -> Mapping[str, Any]:
     try:
         return tomllib.loads(path.read_text("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as e:
-        raise UsageError(f"{path} is not valid TOML", str(e), "mend the file, or use --no-config", code="bad_toml") from e
+        raise UsageError(
+            f"{path} is not valid TOML", str(e), "mend the file, or use --no-config", code="bad_toml"
+        ) from e
 
 
 def _coerce(name: str, raw: Any, origin: str) -> Any:
     spec = SPECS.get(name)
     if spec is None:
         near = difflib.get_close_matches(name, list(SPECS), 1)
-        raise UsageError(f"unknown setting '{name}' from {origin}", f"did you mean '{near[0]}'?" if near else "no setting is near that name", "dz config show", code="unknown_setting")
+        raise UsageError(
+            f"unknown setting '{name}' from {origin}",
+            f"did you mean '{near[0]}'?" if near else "no setting is near that name",
+            "dz config show",
+            code="unknown_setting",
+        )
     try:
         if isinstance(raw, bool) or (spec.type is int and isinstance(raw, float)):
             raise ValueError
         return _tokens(raw) if name == "max_model_len" and isinstance(raw, str) else spec.type(raw)
     except (TypeError, ValueError):
-        raise UsageError(f"{name} = {raw!r} from {origin}", f"it takes {spec.type.__name__}", "dz config show", code="bad_setting") from None
+        raise UsageError(
+            f"{name} = {raw!r} from {origin}", f"it takes {spec.type.__name__}", "dz config show", code="bad_setting"
+        ) from None
 
 
 def _tokens(text: str) -> int:

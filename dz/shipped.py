@@ -7,7 +7,7 @@ _PACKAGE = Path(__file__).resolve().parent
 
 
 def folder(kind: str) -> Path:
-    """The folder of `kind` ("kernels", "recipes", "checklists"): in the checkout if this is one, else inside the wheel."""
+    """The folder of `kind` ("kernels", "recipes", "checklists"): in the checkout if this is one, else in the wheel."""
     root = _PACKAGE.parent
     return root / kind if (root / "pyproject.toml").is_file() else _PACKAGE / kind
 

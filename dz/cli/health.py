@@ -40,6 +40,7 @@ def examine(settings: Settings) -> list[Line]:
         out += devices()
         out += registry()
         out += vision()
+    out += outside()
     out += disks(Path(settings.get("workspace")))
     out += hub(settings.get("hf_endpoint"))
     return out
@@ -99,6 +100,16 @@ def registry() -> Iterator[Line]:
     yield Line("kernels", "ok" if found.kernels else "warn", usable)
     for key, why in sorted(found.unavailable.items()):
         yield Line(f"kernel {key}", "warn", why, "install what it imports, or leave it: it is never chosen")
+
+
+def outside() -> Iterator[Line]:
+    """The folders of $DZ_PATH; one that is not there is passed over everywhere else, so it is said here."""
+    for text in filter(None, os.environ.get("DZ_PATH", "").split(os.pathsep)):
+        kinds = [kind for kind in ("kernels", "recipes", "checklists") if (Path(text) / kind).is_dir()]
+        if kinds:
+            yield Line("DZ_PATH", "ok", f"{text}: {', '.join(kinds)}")
+        else:
+            yield Line("DZ_PATH", "warn", f"{text} has no kernels, recipes or checklists", "mend DZ_PATH")
 
 
 def vision() -> Iterator[Line]:

@@ -65,16 +65,34 @@ def load_checklist(path: Path) -> Checklist:
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise UsageError(f"{path} is not valid YAML", " ".join(str(e).split()), "mend the file", code="bad_yaml") from e
     if not isinstance(data, dict):
-        raise UsageError(f"{path} holds no mapping", f"its top level is a {type(data).__name__}", "see `dz checklists show default`", code="bad_checklist")
-    for known, rows in ((Checklist.__dataclass_fields__, [data]), (Entry.__dataclass_fields__, data.get("checks") or [])):
+        raise UsageError(
+            f"{path} holds no mapping",
+            f"its top level is a {type(data).__name__}",
+            "see `dz checklists show default`",
+            code="bad_checklist",
+        )
+    for known, rows in (
+        (Checklist.__dataclass_fields__, [data]),
+        (Entry.__dataclass_fields__, data.get("checks") or []),
+    ):
         for row in rows:
             for key in row if isinstance(row, dict) else ():
                 if key not in known:
                     near = difflib.get_close_matches(str(key), list(known), 1)
-                    raise UsageError(f"{path} has the unknown key '{key}'", f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}", "mend the file", code="bad_checklist")
+                    raise UsageError(
+                        f"{path} has the unknown key '{key}'",
+                        f"did you mean {near[0]}?" if near else f"the keys are {', '.join(known)}",
+                        "mend the file",
+                        code="bad_checklist",
+                    )
     out = jsonio.from_builtins(Checklist, {"name": path.stem, **data, "path": str(path)}, where=str(path))
     names = [c.name for c in out.checks]
     twice = sorted({n for n in names if names.count(n) > 1})
     if twice:
-        raise UsageError(f"{path} names {', '.join(twice)} twice", "each line needs an id of its own", "give one of them an `id:`", code="bad_checklist")
+        raise UsageError(
+            f"{path} names {', '.join(twice)} twice",
+            "each line needs an id of its own",
+            "give one of them an `id:`",
+            code="bad_checklist",
+        )
     return out

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     """One kind of device and how many of it. `arch` is the compute capability as an integer (90 for sm90), None where
-    the kind has none; `memory` is usable bytes of each; rates are bytes/s and FLOP/s by dtype, 0 or empty if unknown."""
+    the kind has none; `memory` is usable bytes of each; rates are bytes/s and FLOP/s by dtype, 0 or None: unknown."""
 
     kind: str
     name: str

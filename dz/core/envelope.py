@@ -13,7 +13,9 @@ from dz.core import jsonio
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas"
 
 
-def envelope(kind: str, data: Any, *, inputs: dict[str, Any] | None = None, status: str = "ok", reasons: list[str] | None = None) -> dict[str, Any]:
+def envelope(
+    kind: str, data: Any, *, inputs: dict[str, Any] | None = None, status: str = "ok", reasons: list[str] | None = None
+) -> dict[str, Any]:
     """`{schema: "dz.<kind>/1", dz, created, inputs, status, reasons, data}` as plain JSON values."""
     return {
         "schema": f"dz.{kind}/1",

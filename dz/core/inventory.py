@@ -67,8 +67,8 @@ class Mixer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """A place in the model that an op can take. `id` is an FQN glob with `*` for layer and expert numbers; `members` are
-    the concrete names. `parameters` counts elements and `bytes` checkpoint bytes over all members, own tensors only."""
+    """A place in the model that an op can take. `id` is an FQN glob with `*` for layer and expert numbers; `members`
+    are the concrete names. `parameters` counts elements and `bytes` checkpoint bytes of all members, their own only."""
 
     id: str
     kind: Literal["module", "function", "interface"]

@@ -20,7 +20,7 @@ class Tolerance:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of arguments for an op's reference. `id` is readable ("rows7_d33_offset"); `args` maps parameter names."""
+    """Arguments for an op's reference. `id` is readable ("rows7_d33_offset"); `args` maps parameter names."""
 
     id: str
     args: dict[str, Any]
@@ -29,8 +29,8 @@ class Case:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Op:
     """`reference(**args)` is the contract. `inputs(dtype, device, seed)` yields Cases for the contract test (ragged,
-    empty, one, long, non-contiguous). `tolerance` is by dtype name. `recognise(site)` says whether a place in a model is
-    this op: a Match (known, with its binding, or a variant, with what differs), or None."""
+    empty, one, long, non-contiguous). `tolerance` is by dtype name. `recognise(site)` says whether a place in a model
+    is this op: a Match (known, with its binding, or a variant, with what differs), or None."""
 
     name: str
     summary: str

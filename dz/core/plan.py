@@ -30,8 +30,8 @@ class Rejected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What runs at a site in one phase: `impl` is "upstream", "reference" or "<op>/<technique>". `tier` is set for token
-    mixers: isolate, gather or paged."""
+    """What runs at a site in one phase: `impl` is "upstream", "reference" or "<op>/<technique>". `tier` is set for
+    token mixers: isolate, gather or paged."""
 
     impl: str
     reason: str

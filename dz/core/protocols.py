@@ -43,6 +43,6 @@ class KVStore(Protocol):
     def exchange(self, layer: int, k: Any, v: Any) -> tuple[Any, Any]:
         """Store the step's new keys and values of a layer and return those of all its sequences.
 
-        k [B, H, S, Dk] and v [B, H, S, Dv]: packed (B = 1) or one token a row (S = 1). The answer has the same form, its
-        third axis as long as the step's mask says."""
+        k [B, H, S, Dk] and v [B, H, S, Dv]: packed (B = 1) or one token a row (S = 1). The answer has the same form,
+        its third axis as long as the step's mask says."""
         ...

@@ -44,7 +44,12 @@ def load_recipe(path: Path) -> Recipe:
     except (yaml.YAMLError, UnicodeDecodeError) as e:
         raise UsageError(f"{path} is not valid YAML", " ".join(str(e).split()), "mend the file", code="bad_yaml") from e
     if not isinstance(data, dict):
-        raise UsageError(f"{path} holds no mapping", f"its top level is a {type(data).__name__}", "see `dz recipes show`", code="bad_recipe")
+        raise UsageError(
+            f"{path} holds no mapping",
+            f"its top level is a {type(data).__name__}",
+            "see `dz recipes show`",
+            code="bad_recipe",
+        )
     _refuse_unknown(path, "", data, Recipe.__dataclass_fields__)
     for part in ("require", "prefer"):
         if isinstance(data.get(part), dict):

@@ -7,6 +7,7 @@ import importlib
 import pkgutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from dz.core.device import Device
@@ -43,19 +44,23 @@ class Registry:
                 self.add_op(op)
         import dz.kernels
 
-        for folder in pkgutil.iter_modules(dz.kernels.__path__):
-            if folder.ispkg and folder.name != "common":
-                self._discover_kernels(folder.name)
+        roots = [Path(p) for p in dz.kernels.__path__]
+        found = {d.name for root in roots if root.is_dir() for d in root.iterdir() if d.is_dir()}
+        for op in sorted(name for name in found if name.isidentifier() and name != "common" and name[0] != "_"):
+            self._discover_kernels(op, [str(root / op) for root in roots if (root / op).is_dir()])
         return self
 
-    def _discover_kernels(self, op: str) -> None:
-        package = importlib.import_module(f"dz.kernels.{op}")
-        for item in pkgutil.iter_modules(package.__path__):
-            if item.name.startswith("_"):
-                continue
-            key = f"{op}/{item.name}"
+    def _discover_kernels(self, op: str, folders: list[str]) -> None:
+        """The techniques of an op in every folder that has some, a folder outside the checkout as good as ours."""
+        names = [m.name for folder in folders for m in pkgutil.iter_modules([folder]) if not m.name.startswith("_")]
+        for name in names:
+            key = f"{op}/{name}"
+            if names.count(name) > 1:
+                where = "two files define it: " + " and ".join(f"{f}/{name}.py" for f in folders)
+                raise Refused(f"the kernel '{key}' is registered twice", where, "remove one of them", code="duplicate")
             try:
-                module = importlib.import_module(f"dz.kernels.{op}.{item.name}")
+                importlib.import_module(f"dz.kernels.{op}").__path__ = folders
+                module = importlib.import_module(f"dz.kernels.{op}.{name}")
             except Exception as e:  # noqa: BLE001  a kernel's own import may fail in any way; it is recorded, not hidden
                 self.unavailable[key] = f"{type(e).__name__}: {e}"
                 continue
@@ -70,13 +75,20 @@ class Registry:
     def add_op(self, op: Op) -> None:
         """Register an op; a second one of the same name is refused."""
         if op.name in self.ops:
-            raise Refused(f"the op '{op.name}' is registered twice", "two files define it", "remove one of them", code="duplicate")
+            raise Refused(
+                f"the op '{op.name}' is registered twice", "two files define it", "remove one of them", code="duplicate"
+            )
         self.ops[op.name] = op
 
     def add_kernel(self, kernel: Kernel) -> None:
         """Register a kernel of a known op; a second one of the same key is refused."""
         if kernel.key in self.kernels:
-            raise Refused(f"the kernel '{kernel.key}' is registered twice", "two files define it", "remove one of them", code="duplicate")
+            raise Refused(
+                f"the kernel '{kernel.key}' is registered twice",
+                "two files define it",
+                "remove one of them",
+                code="duplicate",
+            )
         if kernel.op not in self.ops:
             self.unavailable[kernel.key] = f"there is no op '{kernel.op}'"
             return
@@ -89,14 +101,25 @@ class Registry:
     def kernel(self, key: str) -> Kernel:
         """The kernel of this key. Raises UsageError with the nearest key, or says why it is unavailable."""
         if key in self.unavailable:
-            raise UsageError(f"the kernel '{key}' is unavailable", self.unavailable[key], "dz kernels ls", code="unavailable")
+            raise UsageError(
+                f"the kernel '{key}' is unavailable", self.unavailable[key], "dz kernels ls", code="unavailable"
+            )
         return _lookup("kernel", key, self.kernels, "dz kernels ls")
 
     def of(self, op: str) -> list[Kernel]:
         """The kernels of an op, by technique."""
         return sorted((k for k in self.kernels.values() if k.op == op), key=lambda k: k.technique)
 
-    def select(self, op: str, device: Device, dtype: str, phase: str, *, prefer: Iterable[str] = (), args: Mapping[str, Any] | None = None) -> Selection:
+    def select(
+        self,
+        op: str,
+        device: Device,
+        dtype: str,
+        phase: str,
+        *,
+        prefer: Iterable[str] = (),
+        args: Mapping[str, Any] | None = None,
+    ) -> Selection:
         """The kernel for an op: the first of `prefer` that is eligible, else the only eligible one. With `args` (a
         representative argument set) each candidate is also asked whether it supports them.
 
@@ -111,23 +134,40 @@ class Registry:
                 eligible.append(kernel)
             else:
                 rejected.append(Rejected(impl=kernel.key, reason=answer.reason))
-        rejected += [Rejected(impl=key, reason=f"unavailable: {why}") for key, why in self.unavailable.items() if key.startswith(f"{op}/")]
+        rejected += [
+            Rejected(impl=key, reason=f"unavailable: {why}")
+            for key, why in self.unavailable.items()
+            if key.startswith(f"{op}/")
+        ]
         for rank, want in enumerate(prefer):
             for kernel in eligible:
                 if want in (kernel.key, kernel.technique):
-                    rest = tuple(Rejected(impl=k.key, reason=f"{kernel.technique} is preferred") for k in eligible if k is not kernel)
+                    rest = tuple(
+                        Rejected(impl=k.key, reason=f"{kernel.technique} is preferred")
+                        for k in eligible
+                        if k is not kernel
+                    )
                     return Selection(kernel, f"preference {rank + 1}" if rank else "preferred", (*rejected, *rest))
         if not eligible:
             return Selection(None, "no eligible kernel" if self.of(op) else "no kernel is registered", tuple(rejected))
         if len(eligible) > 1:
             names = ", ".join(k.key for k in eligible)
-            raise Refused(f"several kernels fit op '{op}' on {device.spec} ({dtype}, {phase})", f"{names}; none is preferred", f"name one: --set {op}={eligible[0].key}", code="ambiguous")
+            raise Refused(
+                f"several kernels fit op '{op}' on {device.spec} ({dtype}, {phase})",
+                f"{names}; none is preferred",
+                f"name one: --set {op}={eligible[0].key}",
+                code="ambiguous",
+            )
         return Selection(eligible[0], f"only eligible on {device.spec}", tuple(rejected))
 
 
 def _modules(package: str) -> list[Any]:
     root = importlib.import_module(package)
-    return [importlib.import_module(f"{package}.{m.name}") for m in pkgutil.iter_modules(root.__path__) if not m.name.startswith("_")]
+    return [
+        importlib.import_module(f"{package}.{m.name}")
+        for m in pkgutil.iter_modules(root.__path__)
+        if not m.name.startswith("_")
+    ]
 
 
 def _lookup(kind: str, name: str, table: Mapping[str, Any], listing: str) -> Any:
