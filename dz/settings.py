@@ -15,12 +15,15 @@ from dz.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One setting: name as on the command line with underscores, its type, default and help."""
+    """One setting: name as on the command line with underscores, its type, default and help; for numbers the smallest
+    and the largest value that makes sense."""
 
     name: str
     type: type
     default: Any
     help: str
+    low: float = 0
+    high: float = float("inf")
 
 
 SPECS: dict[str, Spec] = {
@@ -30,14 +33,14 @@ SPECS: dict[str, Spec] = {
         Spec("device", str, "auto", "cpu, cuda, ... or auto"),
         Spec("dtype", str, "auto", "auto is the checkpoint's own"),
         Spec("max_model_len", int, 0, "longest context in tokens; 0: what model and memory allow"),
-        Spec("max_num_seqs", int, 16, "most sequences in one step"),
-        Spec("max_num_batched_tokens", int, 2048, "most tokens in one step; longer prompts are prefilled in chunks"),
-        Spec("block_size", int, 16, "tokens of one cache block"),
+        Spec("max_num_seqs", int, 16, "most sequences in one step", 1),
+        Spec("max_num_batched_tokens", int, 2048, "most tokens in one step; longer prompts are prefilled in chunks", 1),
+        Spec("block_size", int, 16, "tokens of one cache block", 1),
         Spec("num_blocks", int, 0, "cache blocks; 0: from the memory plan"),
-        Spec("gpu_memory_utilization", float, 0.9, "share of the device's memory that dz may use"),
-        Spec("cpu_memory_utilization", float, 0.5, "share of the host's free memory that dz may use on a CPU"),
+        Spec("gpu_memory_utilization", float, 0.9, "share of the device's memory that dz may use", 0.01, 1),
+        Spec("cpu_memory_utilization", float, 0.5, "share of the host's free memory that dz may use on a CPU", 0.01, 1),
         Spec("host", str, "127.0.0.1", "address the server listens on"),
-        Spec("port", int, 8000, "port the server listens on; 0: any free one"),
+        Spec("port", int, 8000, "port the server listens on; 0: any free one", 0, 65535),
         Spec("max_restarts", int, 1, "how often a dead engine is started again"),
         Spec("hf_endpoint", str, "https://huggingface.co", "the hub"),
     )
@@ -150,11 +153,15 @@ def _coerce(name: str, raw: Any, origin: str) -> Any:
     try:
         if isinstance(raw, bool) or (spec.type is int and isinstance(raw, float)):
             raise ValueError
-        return _tokens(raw) if name == "max_model_len" and isinstance(raw, str) else spec.type(raw)
-    except (TypeError, ValueError):
-        raise UsageError(
-            f"{name} = {raw!r} from {origin}", f"it takes {spec.type.__name__}", "dz config show", code="bad_setting"
-        ) from None
+        value = _tokens(raw) if name == "max_model_len" and isinstance(raw, str) else spec.type(raw)
+        if not isinstance(value, str) and not spec.low <= value <= spec.high:
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
+        limits = "" if spec.type is str else f" of at least {spec.low:g}"
+        limits += f" and at most {spec.high:g}" if spec.high != float("inf") else ""
+        what, why = f"{name} = {raw!r} from {origin}", f"it takes {spec.type.__name__}{limits}"
+        raise UsageError(what, why, "dz config show", code="bad_setting") from None
+    return value
 
 
 def _tokens(text: str) -> int:
