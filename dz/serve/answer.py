@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -22,23 +22,32 @@ FIRST = 1.0  # seconds in which a refusal by the engine still becomes a status, 
 Pieces = AsyncIterator[tuple[Choice, Piece]]
 
 
-async def answer(request: Request, job: Job, shape: Shape, wanted: Wanted, *, stream: bool) -> Response:
-    """The response to a request. Raises ApiError for what fails before the first byte, Gone when the client left."""
+async def answer(
+    request: Request, job: Job, shape: Shape, wanted: Wanted, *, stream: bool, over: Callable[[], None]
+) -> Response:
+    """The response to a request. `over` is called once, when the request has ended in whatever way. Raises ApiError for
+    what fails before the first byte, Gone when the client left."""
+
+    async def close() -> None:
+        await job.close()
+        over()
+
+    first: asyncio.Future[tuple[Choice, Piece]] | None = None
     try:
         await job.start()
         if not stream:
             await unless_gone(request, _drain(job))
+            await close()
             return Response(dump(shape.whole(job)), media_type="application/json")
         pieces = job.pieces()
         first = asyncio.ensure_future(anext(pieces))
         await unless_gone(request, asyncio.shield(first), timeout=FIRST)
     except BaseException:
-        await job.close()
+        if first is not None:
+            first.cancel()
+        await close()
         raise
-    if first.done() and (error := first.exception()) is not None:
-        await job.close()
-        raise error
-    return EventStream(_events(job, shape, wanted, first, pieces), job.close)
+    return EventStream(_events(job, shape, wanted, first, pieces), close)
 
 
 async def _drain(job: Job) -> None:

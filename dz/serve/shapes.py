@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from dz.core.messages import Logprob
 from dz.serve import logprobs
 from dz.serve.assemble import Piece
+from dz.serve.errors import ApiError
 from dz.serve.job import Choice, Job
 from dz.serve.logprobs import Columns, Shown
 
@@ -175,7 +176,9 @@ class CompletionShape:
     def _columns_of(self, choice: Choice, piece: Piece, echoes: bool | None) -> dict[str, Any]:
         columns = self._columns.setdefault(choice.index, Columns(self._want.shown))
         if echoes:
-            entries = choice.prompt_logprobs or [None] * len(choice.prompt.tokens)
+            entries = choice.prompt_logprobs or []
+            if len(entries) != len(choice.prompt.tokens):
+                raise ApiError(500, "the engine did not give the log-probabilities of the whole prompt")
             for token, entry in zip(choice.prompt.tokens, entries, strict=True):
                 columns.add(token, entry)
         for entry in piece.logprobs:

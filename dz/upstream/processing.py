@@ -79,6 +79,14 @@ class Processor:
         found = vocabulary.token_bytes(self._decoder, token)
         return self._token_text(token).encode("utf-8", "replace") if found is None else found
 
+    def info(self) -> dict[str, Any]:
+        """Facts for clients that count tokens themselves: class, size, special tokens, chat template."""
+        names = ("bos_token", "eos_token", "pad_token", "unk_token", "model_max_length", "padding_side")
+        facts = {n: getattr(self.tokenizer, n, None) for n in names}
+        facts = {n: v if isinstance(v, (str, int)) else None for n, v in facts.items()}
+        kind, template = type(self.tokenizer).__name__, self.chat.template or None
+        return {"tokenizer_class": kind, "vocab_size": self.vocab_size, "chat_template": template, **facts}
+
     def render(self, messages: Sequence[Message], options: ChatOptions | None = None) -> str:
         """The prompt text of a chat. Raises UsageError without a template, and when the template refuses the chat."""
         return self.chat.render(messages, options or ChatOptions())
