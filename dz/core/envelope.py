@@ -39,4 +39,6 @@ def validate(document: dict[str, Any]) -> None:
     import jsonschema
 
     name = str(document.get("schema", "")).removeprefix("dz.").partition("/")[0]
+    if not name.isidentifier() or not (SCHEMAS / f"{name}.json").is_file():
+        raise jsonschema.ValidationError(f"there is no schema for {document.get('schema')!r}")
     jsonschema.validate(document, schema(name))
