@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dz.hub.acquire import Fetched, Preview, Request, fetch, preview
+    from dz.hub.again import recheck
     from dz.hub.lock import Lock
     from dz.hub.lookup import resolve, resolve_lock
     from dz.hub.verify import Findings, examine
@@ -18,6 +19,7 @@ _HOME = {
     "fetch": "acquire",
     "preview": "acquire",
     "Lock": "lock",
+    "recheck": "again",
     "resolve": "lookup",
     "resolve_lock": "lookup",
     "Findings": "verify",
@@ -33,6 +35,7 @@ __all__ = [
     "examine",
     "fetch",
     "preview",
+    "recheck",
     "resolve",
     "resolve_lock",
 ]

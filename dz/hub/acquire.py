@@ -13,14 +13,14 @@ from dz.core.index import broken
 from dz.core.protocols import Progress, Silent
 from dz.core.source import Source
 from dz.core.workspace import Workspace
-from dz.errors import UsageError
+from dz.errors import EnvironmentFailure, UsageError
 from dz.hub import lock as locks
 from dz.hub import space
 from dz.hub.client import Hub, client_log
 from dz.hub.digest import hashable
 from dz.hub.local import register
 from dz.hub.lock import Lock
-from dz.hub.names import Model, parse
+from dz.hub.names import Model, near, parse
 from dz.hub.pin import Pin, pin
 from dz.hub.remote_code import foreign_code
 from dz.hub.select import Selection, select
@@ -148,7 +148,13 @@ def _hub(request: Request) -> Hub:
 
 
 def _pin(request: Request, model: Model, workspace: Path | None) -> Pin:
-    return pin(model, _hub(request), locks.of_name(model.name, workspace))
+    try:
+        return pin(model, _hub(request), locks.of_name(model.name, workspace))
+    except EnvironmentFailure as e:
+        close = near(model.name, locks.names(workspace)) if e.code == "not_found" else []
+        if not close:
+            raise
+        raise EnvironmentFailure(e.what, f"{e.why}; fetched before: {', '.join(close)}", e.next, code=e.code) from e
 
 
 def _fresh(lock: Lock, request: Request) -> bool:
@@ -163,8 +169,8 @@ def _plan(request: Request, found: Pin) -> tuple[Target, Selection, list[Job]]:
     """Where the files go, which they are, and what has to be done for each. Refuses a repository that is not whole."""
     hub = _hub(request)
     local_dir = request.local_dir.absolute() if request.local_dir else None
-    if local_dir is None and found.lock and not found.lock.source.path.is_relative_to(hub.cache):
-        local_dir = found.lock.source.path  # fetched with --local-dir before: it stays there
+    if local_dir is None and found.lock and found.lock.local_dir:
+        local_dir = found.lock.source.path  # where the user put it before
     folder = hub.folder(found.name, found.commit, local_dir)
     target = Target(hub=hub, name=found.name, commit=found.commit, folder=folder, local_dir=local_dir)
     had = found.lock if found.lock and found.lock.source.path == folder else None
@@ -178,7 +184,8 @@ def _plan(request: Request, found: Pin) -> tuple[Target, Selection, list[Job]]:
     if chosen.faults:
         text = f"{found.name}@{found.commit[:8]}"
         raise broken(text, chosen.faults, "look at the repository's other revisions", shards=len(chosen.layout.shards))
-    return target, chosen, [target.job(f, force=request.force) for f in chosen.wanted]
+    known = had.unchanged() if had else {}
+    return target, chosen, [target.job(f, known=known.get(f.path), force=request.force) for f in chosen.wanted]
 
 
 def _carry_out(
@@ -204,12 +211,12 @@ def _carry_out(
         code_hash=code_hash(target.folder, paths),
         files=tuple(files),
     )
-    lock = _lock(request, found, source, chosen, findings)
+    lock = _lock(request, found, target, source, chosen, findings)
     document = locks.write(lock, workspace, inputs=request.inputs)
     return Fetched(source=source, document=document, path=Workspace.of(source, workspace).fetch)
 
 
-def _lock(request: Request, found: Pin, source: Source, chosen: Selection, findings: Findings) -> Lock:
+def _lock(request: Request, found: Pin, target: Target, source: Source, chosen: Selection, findings: Findings) -> Lock:
     paths = [f.path for f in source.files]
     had = found.lock if found.lock and found.lock.source.folder == source.folder else None
     whole = had is not None and not (had.include or had.exclude)
@@ -218,6 +225,8 @@ def _lock(request: Request, found: Pin, source: Source, chosen: Selection, findi
     if gone:
         of = len(chosen.layout.shards)
         notes.append(f"{len(gone)} of {of} weight files were left out on request: {', '.join(gone[:3])}")
+    if request.offline:
+        notes.append("offline: taken from the cache as it was, not compared with the hub's listing")
     unhashed = [f.path for f in chosen.wanted if not hashable(f)]
     if unhashed:
         notes.append(f"{request.endpoint} gives no hash for {len(unhashed)} files; only their sizes were compared")
@@ -225,6 +234,7 @@ def _lock(request: Request, found: Pin, source: Source, chosen: Selection, findi
         source=source,
         requested=found.requested,
         endpoint=request.endpoint,
+        local_dir=target.local_dir is not None,
         complete=bool(chosen.layout.shards) and not gone,
         hashed=not unhashed,
         weights=locks.weights_of(findings),

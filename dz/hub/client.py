@@ -13,6 +13,7 @@ from dz.core.index import safe_path
 from dz.core.protocols import Progress
 from dz.core.source import FileEntry
 from dz.errors import Refused
+from dz.hub import cached
 from dz.hub.faults import blot, busy, offline, passing, retry_after, translate
 
 T = TypeVar("T")
@@ -40,9 +41,16 @@ class Hub:
         return self._cache
 
     def commit(self, name: str, revision: str) -> tuple[str, str]:
-        """The commit that a branch, tag or commit stands for now, and the repository's present name."""
+        """The commit that a branch, tag or commit stands for now, and the repository's present name. Offline it is the
+        one that the cache last saw."""
+        if self.offline:
+            known = cached.commit_of(self._repository(name), revision)
+            if known is None:
+                raise offline(name)
+            return known, name
         # A hub that cannot be reached at all is said at once; only a busy one is asked again.
-        info = self._ask(f"{name}@{revision}", lambda: self._api().model_info(name, revision=revision), again=busy)
+        asked = name if revision == "main" else f"{name}@{revision}"
+        info = self._ask(asked, lambda: self._api().model_info(name, revision=revision), again=busy)
         if not info.sha:
             raise Refused(
                 f"{self.endpoint} gives no commit for {name}@{revision}",
@@ -53,7 +61,10 @@ class Hub:
         return info.sha, info.id or name
 
     def files(self, name: str, commit: str) -> list[FileEntry]:
-        """Every file of the repository at a commit, with sizes and hashes: sha256 for LFS files, git's blob id else."""
+        """Every file of the repository at a commit, with sizes and hashes: sha256 for LFS files, git's blob id else.
+        Offline these are the files that the cache has of that commit."""
+        if self.offline:
+            return cached.entries(self.folder(name, commit))
         listed = self._ask(
             f"{name}@{commit}", lambda: list(self._api().list_repo_tree(name, recursive=True, revision=commit))
         )
@@ -74,6 +85,8 @@ class Hub:
 
     def read(self, name: str, commit: str, path: str) -> bytes:
         """The whole content of a small file, kept in memory only."""
+        if self.offline:
+            return (self.folder(name, commit) / path).read_bytes()
         from huggingface_hub import hf_hub_url
         from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
 

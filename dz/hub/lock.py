@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dz.core import jsonio
-from dz.core.source import Source
+from dz.core.source import FileEntry, Source
 from dz.core.workspace import Workspace, root
 from dz.errors import UsageError
 from dz.hub.verify import Findings
@@ -35,6 +35,7 @@ class Weights:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lock:
     """The data of `fetch.json`. `requested` is the branch, tag or commit that was asked for (empty for a folder);
+    `local_dir` says that the files were put into a folder of the user's choice, not into the client's cache;
     `complete` says that every weight file that the index names is there and right; `hashed` that every file was
     compared with the hub's hash; `foreign_code` are other repositories whose code an `auto_map` names; `stamps` are
     modification times in microseconds, by which a changed file is noticed without reading it; `include` and `exclude`
@@ -43,6 +44,7 @@ class Lock:
     source: Source
     requested: str = ""
     endpoint: str = ""
+    local_dir: bool = False
     complete: bool = True
     hashed: bool = False
     weights: Weights = field(default_factory=Weights)
@@ -60,18 +62,21 @@ class Lock:
 
     def changed(self) -> list[str]:
         """What differs on disk from the lock, one finding for each file, without reading a file's content."""
-        found = []
-        for f in self.source.files:
-            try:
-                now = (self.source.path / f.path).stat()
-            except FileNotFoundError:
-                found.append(f"{f.path} is gone")
-                continue
-            if now.st_size != f.size:
-                found.append(f"{f.path} has {now.st_size:,} bytes, the lock says {f.size:,}")
-            elif now.st_mtime_ns // 1000 != self.stamps.get(f.path):
-                found.append(f"{f.path} was written to after it was checked")
-        return found
+        return [found for f in self.source.files if (found := self._differs(f))]
+
+    def unchanged(self) -> dict[str, FileEntry]:
+        """The files that are as they were when their bytes were compared with the hub's hashes."""
+        return {f.path: f for f in self.source.files if f.sha256 and not self._differs(f)}
+
+    def _differs(self, f: FileEntry) -> str:
+        try:
+            now = (self.source.path / f.path).stat()
+        except FileNotFoundError:
+            return f"{f.path} is gone"
+        if now.st_size != f.size:
+            return f"{f.path} has {now.st_size:,} bytes, the lock says {f.size:,}"
+        written = now.st_mtime_ns // 1000 != self.stamps.get(f.path)
+        return f"{f.path} was written to after it was checked" if written else ""
 
 
 def weights_of(findings: Findings) -> Weights:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+import stat
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,8 +34,8 @@ def parse(model: str, revision: str | None = None) -> Model:
 
     Raises UsageError for a folder that is not there, a file, a malformed name, and two different revisions."""
     looks = model.startswith(("/", "./", "../", "~")) or model in (".", "..")
-    path = Path(model).expanduser()
-    if looks or path.is_dir():
+    path = _path(model)
+    if looks or _is_folder(path):
         return Model(name=str(_folder(model, path, revision)), path=path.absolute())
     name, _, rev = model.partition("@")
     if revision and rev and revision != rev:
@@ -47,7 +48,7 @@ def parse(model: str, revision: str | None = None) -> Model:
     wanted = rev or revision
     if not _REPOSITORY.fullmatch(name) or name.endswith(".git") or ".." in name:
         why = "a model is org/name, org/name@revision, or the path of a folder"
-        if path.is_file():
+        if _is_file(path):
             why = f"it is a file; {why}"
         raise UsageError(f"'{model}' is no model", why, "dz fetch org/name", code="bad_model")
     if wanted is not None and (not _REVISION.fullmatch(wanted) or ".." in wanted):
@@ -55,6 +56,28 @@ def parse(model: str, revision: str | None = None) -> Model:
             f"'{wanted}' is no revision", "it is a branch, a tag or a commit", f"dz fetch {name}", code="bad_revision"
         )
     return Model(name=name, revision=wanted)
+
+
+def _path(model: str) -> Path:
+    try:
+        return Path(model).expanduser()
+    except (RuntimeError, ValueError) as e:  # `~someone` who has no home here, or no name at all
+        raise UsageError(f"no folder at {model}", str(e), "write the path out", code="no_folder") from e
+
+
+def _is_folder(path: Path) -> bool:
+    return _mode(path, stat.S_ISDIR)
+
+
+def _is_file(path: Path) -> bool:
+    return _mode(path, stat.S_ISREG)
+
+
+def _mode(path: Path, check: Callable[[int], bool]) -> bool:
+    try:
+        return check(path.stat().st_mode)
+    except (OSError, ValueError):  # not there, or a name that no file system takes
+        return False
 
 
 def _folder(model: str, path: Path, revision: str | None) -> Path:
@@ -65,13 +88,13 @@ def _folder(model: str, path: Path, revision: str | None) -> Path:
             f"dz fetch {model}",
             code="folder_revision",
         )
-    if path.is_file():
+    if _is_file(path):
         raise UsageError(
             f"{model} is a file", "MODEL is the folder that holds it", f"dz fetch {path.parent}", code="not_a_folder"
         )
-    if not path.is_dir():
+    if not _is_folder(path):
         parent = path.absolute().parent
-        there = [p.name for p in parent.iterdir() if p.is_dir()] if parent.is_dir() else []
+        there = [p.name for p in parent.iterdir() if p.is_dir()] if _is_folder(parent) else []
         why = f"did you mean {parent / close[0]}?" if (close := near(path.name, there)) else f"looked in {parent}"
         raise UsageError(f"no folder at {model}", why, "dz fetch org/name, or mend the path", code="no_folder")
     return path.absolute()

@@ -76,7 +76,7 @@ def _faults(sizes: dict[str, int], layout: Layout, picked: bool) -> list[Fault]:
     faults = []
     for shard in layout.shards:
         if shard not in sizes:
-            text = f"not in the repository, but {layout.index} places {len(indexed[shard])} tensors in it"
+            text = f"not among the repository's files, but {layout.index} places {len(indexed[shard])} tensors in it"
             faults.append(Fault(file=shard, code="missing_file", text=text))
     others = {p: why for p, why in layout.ignored.items() if is_weight(p)}
     if not layout.shards and not picked:

@@ -23,10 +23,12 @@ _HOPELESS = ("auth", "gated", "not_found", "offline", "disk_full", "revision_not
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A file to settle. `fetch`: it is not there, or not in its size (then `replace` is set), or it is forced.
-    `bytes` will come over the network (0: the cache has the content and only links it)."""
+    `bytes` will come over the network (0: the cache has the content and only links it). `settled`: an earlier run
+    compared its bytes, and nobody has written to it since; `entry` then has its sha256."""
 
     entry: FileEntry
-    fetch: bool
+    fetch: bool = False
+    settled: bool = False
     replace: bool = False
     bytes: int = 0
 
@@ -41,13 +43,15 @@ class Target:
     folder: Path
     local_dir: Path | None = None
 
-    def job(self, entry: FileEntry, *, force: bool = False) -> Job:
-        """What has to be done for a file, judged by presence and size; its bytes are compared later."""
+    def job(self, entry: FileEntry, *, known: FileEntry | None = None, force: bool = False) -> Job:
+        """What has to be done for a file, judged by presence and size; its bytes are compared later, unless `known`
+        is what an earlier run found under the same hash."""
         path = self.folder / entry.path
         if force or (path.is_file() and path.stat().st_size != entry.size):
             return Job(entry=entry, fetch=True, replace=path.exists(), bytes=entry.size)
         if path.is_file():
-            return Job(entry=entry, fetch=False)
+            same = known is not None and (known.size, known.etag) == (entry.size, entry.etag)
+            return Job(entry=known if known and same else entry, settled=same)
         blob = self.hub.blob(self.name, entry)
         cached = self.local_dir is None and blob.is_file() and blob.stat().st_size == entry.size
         return Job(entry=entry, fetch=True, bytes=0 if cached else entry.size)
@@ -59,7 +63,9 @@ def transfer(target: Target, jobs: Sequence[Job], progress: Progress) -> tuple[l
 
     Raises DzError when files could not be fetched; those that could stay, so that the next run goes on from there."""
     run = _Run(target, progress)
-    for word, part in (("fetch", [j for j in jobs if j.fetch]), ("check", [j for j in jobs if not j.fetch])):
+    run.done += [j.entry for j in jobs if j.settled]
+    todo = [j for j in jobs if not j.settled]
+    for word, part in (("fetch", [j for j in todo if j.fetch]), ("check", [j for j in todo if not j.fetch])):
         if part:
             total = sum(j.bytes if j.fetch else j.entry.size for j in part)
             progress.start(f"{word} {len(part)} files", total=total, unit="B")

@@ -34,6 +34,7 @@ def write(path, raw: bytes, data: int):
     return path
 
 
+@settings(deadline=None)
 @given(TENSORS, st.integers(0, 9), st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=2))
 def test_round_trip(tensors, pad, metadata):
     raw, size = build(tensors, metadata=metadata, pad=pad)
@@ -47,6 +48,7 @@ def test_round_trip(tensors, pad, metadata):
     assert all(t.elements == prod(t.shape) for t in header.tensors.values())
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_parse_or_are_refused(raw):
     try:
@@ -62,6 +64,7 @@ JSON = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(JSON, JSON, JSON)
 def test_any_json_parses_or_is_refused(dtype, shape, offsets):
     entry = {"dtype": dtype, "shape": shape, "data_offsets": offsets}
@@ -72,6 +75,7 @@ def test_any_json_parses_or_is_refused(dtype, shape, offsets):
             assert e.code == "bad_header"
 
 
+@settings(deadline=None)
 @given(TENSORS.filter(lambda t: any(prod(s) for _, s in t.values())), st.data())
 def test_shifted_offsets_are_refused(tensors, data):
     """Any gap, overlap or wrong length: offsets that do not tile the data section exactly."""
@@ -138,7 +142,7 @@ def test_cut_data(good, cut):
 
 
 @given(at=st.integers(0, 150))
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 def test_cut_anywhere_inside_the_header(tmp_path_factory, at):
     raw, size = build({"a": ("F32", (7, 5)), "b": ("BF16", (3,)), "c": ("I64", (2, 2))})
     path = write(tmp_path_factory.mktemp("cut") / "m.safetensors", raw, size)

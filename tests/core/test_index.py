@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dz.core.headers import parse_header
@@ -71,6 +71,7 @@ def test_broken_indexes(raw):
     assert e.value.code == "bad_index" and "the.index.json" in e.value.what
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80) | st.text(max_size=30).map(lambda t: json.dumps({"weight_map": {"a": t}}).encode()))
 def test_an_index_parses_or_is_refused(raw):
     try:
@@ -83,6 +84,7 @@ def test_an_index_parses_or_is_refused(raw):
 NAMES = st.sets(st.sampled_from("abcdefgh"), max_size=6)
 
 
+@settings(deadline=None)
 @given(here=NAMES, there=NAMES, header=NAMES)
 def test_index_and_header_both_ways(here, there, header):
     """Silent exactly when the header holds what the index places in this shard; else every difference is counted."""

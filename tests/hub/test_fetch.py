@@ -1,8 +1,10 @@
 """A whole fetch through the real hub client against a hub on loopback."""
 
 import json
+import os
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 
 from dz.core.envelope import validate
@@ -123,7 +125,7 @@ def test_wrong_bytes_twice_are_refused_and_removed(hub, ask, base, made, path):
     assert path not in left and len([p for p in left if len(p) in (40, 64)]) == 6
 
 
-def test_a_flipped_byte_on_disk_is_found_and_that_file_alone_repaired(hub, ask, base, made):
+def test_a_flipped_byte_on_disk_is_found_and_that_file_alone_repaired(hub, ask, base, made, recorder):
     files = made.model()
     commit = hub.push("org/name", files)
     done = fetch(ask(), base)
@@ -133,9 +135,11 @@ def test_a_flipped_byte_on_disk_is_found_and_that_file_alone_repaired(hub, ask, 
         resolve("org/name", workspace=base)
     assert e.value.code == "changed" and SHARD in e.value.why
     hub.requests.clear()
-    assert not fetch(ask(), base).fresh
+    again = fetch(ask(), base, recorder)
+    assert not again.fresh and again.source.files == done.source.files
     assert (done.source.path / SHARD).read_bytes() == files[SHARD]
     assert {Path(r.path).name for r in hub.content_gets()} == {SHARD, INDEX}
+    assert recorder.steps[0] == ("check 1 files", len(files[SHARD]))  # the others were compared, and not touched since
     assert resolve("org/name", workspace=base).commit == commit
 
 
@@ -248,6 +252,8 @@ def test_local_dir(hub, ask, base, made, tmp_path):
     assert not [r for r in hub.gets("config.json") if "resolve" in r.path]
     assert fetch(ask(), base).fresh and fetch(ask(local_dir=there), base).fresh
     assert not list(ask().cache.glob("*/blobs/*"))
+    os.utime(there / SHARD, ns=(1, 1))
+    assert fetch(ask(cache=tmp_path / "elsewhere"), base).source.path == there  # it stays where the user put it
 
 
 def test_a_full_disk_is_said_before_the_first_byte(hub, ask, base, made, monkeypatch, tmp_path):
@@ -345,6 +351,40 @@ def test_offline(hub, ask, base, made):
     assert fetch(ask("org/name@main", offline=True), base).fresh
     with pytest.raises(EnvironmentFailure):
         fetch(ask("org/name@other", offline=True), base)
+
+
+def test_offline_from_the_clients_cache(hub, ask, base, made):
+    """What `hf download` brought is locked without the network; the names of the blobs are the hashes."""
+    files = made.model()
+    commit = hub.push("org/name", files)
+    huggingface_hub.snapshot_download("org/name", endpoint=hub.url, cache_dir=ask().cache)
+    hub.requests.clear()
+    done = fetch(ask(offline=True), base)
+    assert not hub.requests
+    done.path.unlink()
+    first = fetch(ask(), base)
+    first.path.unlink()
+    hub.requests.clear()
+    done = fetch(ask(offline=True), base)
+    assert done.source == first.source and done.source.commit == commit and not hub.requests
+    assert "offline" in done.document["reasons"][0] and done.document["data"]["hashed"]
+    done.path.unlink()
+    (done.source.path / SHARD).resolve().write_bytes(files[SHARD][:-1] + b"\xff")
+    with pytest.raises(EnvironmentFailure) as e:
+        fetch(ask(offline=True), base)
+    assert e.value.code == "offline" and SHARD in e.value.what
+    (done.source.path / SHARD).unlink()
+    with pytest.raises(Refused) as e:
+        fetch(ask(offline=True), base)
+    assert e.value.code == "incomplete" and not hub.requests
+
+
+def test_near_names_of_what_was_fetched(hub, ask, base, made):
+    hub.push("org/name", made.model())
+    fetch(ask(), base)
+    with pytest.raises(EnvironmentFailure) as e:
+        fetch(ask("org/nmae"), base)
+    assert e.value.why.endswith("fetched before: org/name") and e.value.next.endswith("dz fetch org/nmae")
 
 
 def test_nobody_there(ask, base):

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dz.errors import DzError, Refused, UsageError
@@ -44,7 +44,13 @@ def test_parse(tmp_path, monkeypatch):
     assert e.value.code == "not_a_folder"
 
 
+@settings(deadline=None)
 @given(st.text(max_size=20))
+@example("~nobody-here")
+@example("./" + "x" * 5000)
+@example("x" * 300)
+@example("/\0")
+@example("~\0")
 def test_any_text_parses_or_is_refused(text):
     try:
         model = parse(text)
@@ -144,3 +150,14 @@ def test_no_torch_and_no_hub_client_to_find_a_lock(base, made, tmp_path):
         [sys.executable, "-c", text], capture_output=True, text=True, cwd=Path(acquire.__file__).parents[2]
     )
     assert out.stdout.split(maxsplit=1) == [resolve(str(folder), workspace=base).rev8, "[]\n"], out.stderr
+
+
+def test_no_exported_name_is_also_a_file():
+    """Importing a submodule would put the module where the function was."""
+    import dz.hub
+
+    files = {p.stem for p in Path(dz.hub.__file__).parent.glob("*.py")}
+    assert not files & set(dz.hub.__all__)
+    assert all(getattr(dz.hub, name).__name__ == name for name in dz.hub.__all__)
+    with pytest.raises(AttributeError):
+        _ = dz.hub.nothing
