@@ -1,0 +1,89 @@
+"""Stands for `python -m dz` in tests of the chain: does what FAKE says, in the shapes of the real documents."""
+
+import json
+import os
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+FAKE = json.loads(os.environ.get("FAKE", "{}"))
+HERE = Path(os.environ["DZ_WORKSPACE"]) / "acorn-2m@00000000"
+
+
+def write(name, data):
+    path = HERE / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"data": data}))
+
+
+def fetch():
+    source = {"files": [1, 2, 3], "rev8": "00000000"}
+    write("fetch.json", {"source": source, "weights": {"tensors": 167, "shards": ["a", "b"], "bytes": 9}})
+
+
+def adapt():
+    site = {"id": "s", "kind": "module", "cls": "C", "where": "", "members": [], "status": "known"}
+    inventory = {
+        "model": "m", "rev8": "0", "cls": "C", "runs": "repository", "code_hash": "", "model_type": "acorn",
+        "dtype": "float32", "config": {}, "layers": 6, "modalities": [], "max_positions": 1, "files": [],
+        "parameters": 1, "bytes": 1, "sites": [site, {**site, "status": "unknown"}],
+        "coverage": {"matched": 167, "missing": ["x"]},
+    }  # fmt: skip
+    write("inventory.json", inventory)
+    proof = {"level": "op", "max_err": 0.0, "tol": "exact", "cases": 3}
+    phases = {
+        "prefill": {"impl": "op/fast", "reason": "", "verified": proof},
+        "decode": {"impl": "op/fast", "reason": "", "verified": None},
+    }
+    sites = [{"site": "s", "op": "op", "status": "known", "count": 1, "phases": phases}]
+    write("plan.json", {"model": "m", "rev8": "0", "device": "cpu", "dtype": "float32", "sites": sites})
+
+
+def accept():
+    results = [{"id": "load", "status": "pass", "reason": ""}, {"id": "image", "status": "fail", "reason": "no"}]
+    write("default/report.json", {"results": results[: 1 if FAKE.get("accept", 0) == 0 else 2]})
+
+
+class Handler(BaseHTTPRequestHandler):
+    def answer(self, text):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(text.encode())
+
+    def do_GET(self):
+        calls = FAKE.get("calls", 7)
+        self.answer({
+            "/health": "{}",
+            "/v1/models": json.dumps({"data": [{"id": "acorn"}]}),
+            "/metrics": f'# HELP x y\ndz:kernel_calls_total{{site="s",kernel="op/fast",phase="decode"}} {calls}\n'
+            'dz:kernel_calls_total{site="t",kernel="upstream",phase="decode"} 99\ndz:steps_total{kind="mixed"} 4.0\n',
+        }[self.path])  # fmt: skip
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        content = body["messages"][0]["content"]
+        images = [p["image_url"]["url"] for p in content if isinstance(p, dict) and p["type"] == "image_url"]
+        text = str(hash(images[0])) if images and not FAKE.get("blind") else "hello"
+        usage = {"prompt_tokens": 9 + 8 * len(images), "completion_tokens": FAKE.get("tokens", body["max_tokens"])}
+        choice = {"message": {"content": text}, "finish_reason": "length"}
+        self.answer(json.dumps({"choices": [choice], "usage": usage}))
+
+    def log_message(self, format, *args):
+        pass
+
+
+def serve():
+    Path("server.pid").write_text(str(os.getpid()))
+    HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
+
+
+command = sys.argv[1]
+print(f"this is {command}", flush=True)
+if FAKE.get("sleep") == command:
+    time.sleep(60)
+if not FAKE.get(f"no_{command}") and not (command == "serve" and FAKE.get("serve")):
+    globals()[command]()
+if FAKE.get(command):
+    print(f"error: {command} said no\n  why: the test\n  next: nothing", file=sys.stderr)
+sys.exit(FAKE.get(command, 0))
