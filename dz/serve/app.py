@@ -31,6 +31,11 @@ class StrictRequest(Request):
 
     async def json(self) -> Any:
         """The body's value. Raises ApiError."""
+        if not hasattr(self, "_value"):
+            self._value = await self._read()
+        return self._value
+
+    async def _read(self) -> Any:
         kind = self.headers.get("content-type", "").partition(";")[0].strip().lower()
         if kind != "application/json" and not kind.endswith("+json"):
             raise ApiError(415, "the body must be JSON: send the header Content-Type: application/json")

@@ -54,12 +54,14 @@ async def chat(server: Server, request: Request, body: ChatRequest) -> Response:
         vocab=ready.vocab_size,
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
         prompt_logprobs=body.prompt_logprobs,
+        eos=server.more_eos(ready),
     )
     plan = Plan(
         prompts=[prompt],
         sampling=[chosen],
         n=body.choices,
         stops=body.stop,
+        stop_token_ids=body.stop_token_ids or (),
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
     )

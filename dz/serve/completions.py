@@ -36,6 +36,7 @@ async def completions(server: Server, request: Request, body: CompletionRequest)
         sampling=[_sampling(server, body, p, ready) for p in prompts],
         n=body.choices,
         stops=body.stop,
+        stop_token_ids=body.stop_token_ids or (),
         include_stop=body.include_stop_str_in_output,
         skip_special_tokens=body.skip_special_tokens,
     )
@@ -94,4 +95,5 @@ def _sampling(server: Server, body: CompletionRequest, prompt: Prompt, ready: Re
         vocab=ready.vocab_size,
         logprobs=body.logprobs,
         prompt_logprobs=body.prompt_logprobs if echoed is None else max(echoed, body.prompt_logprobs or 0),
+        eos=server.more_eos(ready),
     )

@@ -47,6 +47,7 @@ class Plan:
     sampling: Sequence[Sampling]
     n: int = 1
     stops: Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()  # those that the request named; the engine may have more
     include_stop: bool = False
     skip_special_tokens: bool = True
 
@@ -90,7 +91,7 @@ class Job:
         assembler = Assembler(
             decoding.detokenizer(skip_special_tokens=plan.skip_special_tokens),
             stops=plan.stops,
-            stop_token_ids=sampling.stop_token_ids,
+            stop_token_ids=plan.stop_token_ids,
             include_stop=plan.include_stop,
             min_tokens=sampling.min_tokens,
         )

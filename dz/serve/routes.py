@@ -104,7 +104,10 @@ def _tokens(app: FastAPI, server: Server) -> None:
 
 
 def _operations(app: FastAPI, server: Server) -> None:
-    empty = {200: {"description": "Requests are answered."}}
+    def described(text: str) -> dict[int | str, dict[str, Any]]:
+        return {200: {"description": text}}
+
+    empty = described("Requests are answered.")
 
     @app.api_route("/health", methods=_READ, responses=empty, response_class=Response)
     async def health() -> Response:
@@ -116,17 +119,15 @@ def _operations(app: FastAPI, server: Server) -> None:
         server.health()
         return Response()
 
-    @app.get("/version", responses={200: {"description": "The version of dz."}}, response_class=Response)
+    @app.get("/version", responses=described("The version of dz."), response_class=Response)
     async def version() -> Response:
         return _json({"version": dz.__version__})
 
-    @app.api_route(
-        "/metrics", methods=_READ, responses={200: {"description": "Prometheus text."}}, response_class=Response
-    )
+    @app.api_route("/metrics", methods=_READ, responses=described("Prometheus text."), response_class=Response)
     async def metrics() -> Response:
         return Response(server.metrics.text(), headers={"content-type": CONTENT_TYPE})
 
-    @app.get("/load", responses={200: {"description": "Open sequences."}}, response_class=Response)
+    @app.get("/load", responses=described("Open sequences."), response_class=Response)
     async def load() -> Response:
         if server.engine.state == "stopped":
             raise ApiError(503, server.engine.reason)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +82,9 @@ def sampling(
     vocab: int,
     logprobs: int | None,
     prompt_logprobs: int | None,
+    eos: Sequence[int] = (),
 ) -> Sampling:
-    """The Sampling of a request. Raises ApiError 400 naming the field that is out of the model's range."""
+    """The Sampling of a request; `eos` are ends of text that the engine does not know of. Raises ApiError 400 naming the field that is out of the model's range."""
     _check(body, tokens, vocab)
 
     def pick(name: str, neutral: float) -> float:
@@ -101,7 +102,7 @@ def sampling(
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=float(pick("repetition_penalty", 1.0)),
         seed=body.seed,
-        stop_token_ids=tuple(body.stop_token_ids or ()),
+        stop_token_ids=(*(body.stop_token_ids or ()), *(() if body.ignore_eos else eos)),
         ignore_eos=body.ignore_eos,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,

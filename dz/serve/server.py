@@ -36,7 +36,7 @@ class Server:
         self.jobs: set[Job] = set()
         self.draining = False
         self.created = int(time.time())
-        self._thread = ThreadPoolExecutor(1, "dz-encode")  # upstream's encoding is not safe in two threads
+        self.thread = ThreadPoolExecutor(1, "dz-encode")  # upstream's encoding is not safe in two threads
 
     def tokenizer(self) -> Processor:
         """The processor. Raises ApiError 503 while it loads."""
@@ -52,6 +52,11 @@ class Server:
         if self.engine.ready is None:
             raise unavailable("the engine is loading")
         return self.engine.ready
+
+    def more_eos(self, ready: Ready) -> tuple[int, ...]:
+        """The ends of text that the tokenizer names and the engine has not read from the configurations."""
+        known = {*ready.eos_token_ids}
+        return tuple(i for i in self.tokenizer().eos_token_ids if i not in known and i < ready.vocab_size)
 
     def health(self) -> None:
         """Raise ApiError 503, with the reason, unless requests are answered now."""
@@ -79,7 +84,7 @@ class Server:
         """Run an encoding method of the processor in the one thread for it. Raises ApiError for what it refuses."""
         loop = asyncio.get_running_loop()
         try:
-            return await loop.run_in_executor(self._thread, lambda: function(*args, **kwargs))
+            return await loop.run_in_executor(self.thread, lambda: function(*args, **kwargs))
         except DzError as e:
             raise from_dz(e) from e
 
@@ -92,4 +97,4 @@ class Server:
 
     def close(self) -> None:
         """Give back the thread."""
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self.thread.shutdown(wait=False, cancel_futures=True)

@@ -104,17 +104,18 @@ class Supervisor:
             await self._worker.send(Abort(known), timeout=0.5)
 
     async def stop(self, *, grace: float = 5.0) -> None:
-        """End the worker; whatever is still open gets an error."""
+        """End the worker; whatever is still open gets an error. A worker that has loaded may take `grace` seconds."""
+        polite = self.state == "ready" and grace > 0
         self.state, self.reason = "stopped", "the server is shutting down"
         self._fail_all()
         if self._first is not None and not self._first.done():
             self._first.set_exception(
                 EnvironmentFailure("the engine was stopped", self.reason, "dz serve", code="stopped")
             )
-        if self._worker is not None:
-            await self._worker.send(Stop(), timeout=0.2)
+        if self._worker is not None and not (polite and await self._worker.send(Stop(), timeout=0.2)):
+            self._worker.kill()
         if self._task is not None:
-            done, _ = await asyncio.wait([self._task], timeout=grace)
+            done, _ = await asyncio.wait([self._task], timeout=max(grace, 1.0))
             if not done:
                 self._task.cancel()
                 await asyncio.gather(self._task, return_exceptions=True)

@@ -83,7 +83,7 @@ class Processor:
         """Facts for clients that count tokens themselves: class, size, special tokens, chat template."""
         names = ("bos_token", "eos_token", "pad_token", "unk_token", "model_max_length", "padding_side")
         facts = {n: getattr(self.tokenizer, n, None) for n in names}
-        facts = {n: v if isinstance(v, (str, int)) else None for n, v in facts.items()}
+        facts = {n: v if isinstance(v, str) or (isinstance(v, int) and v < 2**53) else None for n, v in facts.items()}
         kind, template = type(self.tokenizer).__name__, self.chat.template or None
         return {"tokenizer_class": kind, "vocab_size": self.vocab_size, "chat_template": template, **facts}
 
