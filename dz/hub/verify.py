@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dz.core.headers import lfs_stub, read_header
-from dz.core.index import Fault, Layout, broken, choose, is_weight, shard_faults
+from dz.core.index import INDEX_SUFFIX, Fault, Layout, broken, choose, is_weight, shard_faults
 from dz.core.protocols import Progress, Silent
 from dz.errors import Refused
 
@@ -52,16 +52,28 @@ def examine(
     progress = progress or Silent()
     stubs = _stubs(folder, paths)
     stubbed = {f.file for f in stubs}
-    if any(p.endswith(".json") and is_index(p) for p in stubbed):
+    if any(p.endswith(INDEX_SUFFIX) for p in stubbed):
         return Findings(layout=Layout(), faults=tuple(stubs))
     layout = layout or choose(paths, lambda p: (folder / p).read_bytes())
     faults = [*stubs, *_json_faults(folder, paths, stubbed)]
-    progress.start("headers", total=len(layout.shards), unit="files")
+    skip = {*stubbed, *left_out}
+    found, tensors, size = _shards(folder, layout, skip, progress)
+    faults += found
+    faults += _other_formats(folder, paths, layout)
+    complete = not faults and not set(layout.shards) & set(left_out)
+    notes = _notes(folder, paths, layout, size if complete else None)
+    return Findings(layout=layout, faults=tuple(faults), notes=tuple(notes), tensors=tensors, bytes=size)
+
+
+def _shards(folder: Path, layout: Layout, skip: Collection[str], progress: Progress) -> tuple[list[Fault], int, int]:
+    """Every shard's header against its file and the index: (faults, tensors, bytes of tensors)."""
+    faults: list[Fault] = []
     tensors = size = 0
     indexed = layout.by_shard()
+    progress.start("headers", total=len(layout.shards), unit="files")
     for shard in layout.shards:
         progress.advance()
-        if shard in stubbed or shard in left_out:
+        if shard in skip:
             continue
         if not (folder / shard).is_file():
             faults.append(Fault(file=shard, code="missing_file", text=_missing(layout, len(indexed.get(shard, ())))))
@@ -75,10 +87,7 @@ def examine(
         tensors += len(header.tensors)
         size += sum(t.bytes for t in header.tensors.values())
     progress.finish(f"{tensors:,} tensors, {size:,} bytes")
-    faults += _other_formats(folder, paths, layout)
-    complete = not faults and not set(layout.shards) & set(left_out)
-    notes = _notes(folder, paths, layout, size if complete else None)
-    return Findings(layout=layout, faults=tuple(faults), notes=tuple(notes), tensors=tensors, bytes=size)
+    return faults, tensors, size
 
 
 def is_index(path: str) -> bool:
