@@ -118,6 +118,7 @@ class _Run:
         bound = _bind(self.config)
         web = _Web(bound, create_app(self.server), self.config)
         await web.start()
+        self.say.note(f"listening: {web.url} (503 until the model has loaded)")
         return web
 
     async def _load(self) -> bool:

@@ -19,8 +19,6 @@ from dz.serve.metrics import CONTENT_TYPE
 from dz.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from dz.serve.server import Server
 
-_READ = ["GET", "HEAD"]
-
 
 def add(app: FastAPI, server: Server) -> None:
     """Add all routes to `app`."""
@@ -109,12 +107,15 @@ def _operations(app: FastAPI, server: Server) -> None:
 
     empty = described("Requests are answered.")
 
-    @app.api_route("/health", methods=_READ, responses=empty, response_class=Response)
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health", responses=empty, response_class=Response)
     async def health() -> Response:
         server.health()
         return Response()
 
-    @app.api_route("/ping", methods=[*_READ, "POST"], responses=empty, response_class=Response)
+    @app.head("/ping", include_in_schema=False)
+    @app.post("/ping", include_in_schema=False)
+    @app.get("/ping", responses=empty, response_class=Response)
     async def ping() -> Response:
         server.health()
         return Response()
@@ -123,7 +124,8 @@ def _operations(app: FastAPI, server: Server) -> None:
     async def version() -> Response:
         return _json({"version": dz.__version__})
 
-    @app.api_route("/metrics", methods=_READ, responses=described("Prometheus text."), response_class=Response)
+    @app.head("/metrics", include_in_schema=False)
+    @app.get("/metrics", responses=described("Prometheus text."), response_class=Response)
     async def metrics() -> Response:
         return Response(server.metrics.text(), headers={"content-type": CONTENT_TYPE})
 

@@ -84,7 +84,9 @@ def sampling(
     prompt_logprobs: int | None,
     eos: Sequence[int] = (),
 ) -> Sampling:
-    """The Sampling of a request; `eos` are ends of text that the engine does not know of. Raises ApiError 400 naming the field that is out of the model's range."""
+    """The Sampling of a request; `eos` are ends of text that the engine does not know of.
+
+    Raises ApiError 400 naming the field that is out of the model's range."""
     _check(body, tokens, vocab)
 
     def pick(name: str, neutral: float) -> float:
