@@ -90,6 +90,8 @@ def _clamps(module: Any, g: Gate) -> None:
 def gated_activation(site: SiteView) -> Match | None:
     """A module `down(act(gate(x)) * up(x))` whose projections are children, or a function `act(gate) * up`. Plain
     `down(act(up(x)))` is a variant."""
+    if site.kind == "interface":
+        return None
     try:
         tree = read(site.target)
     except Unreadable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,6 +10,7 @@ from torch import nn
 
 from dz.core.inventory import Match, SiteView
 from dz.ops._forward import Facts, facts
+from dz.ops._probe import conv_function
 
 # What the op's own arguments express; `dropout` is zero in evaluation.
 _EXPRESSED = {
@@ -120,9 +122,11 @@ def mla(site: SiteView) -> Match | None:
     )
 
 
-def causal_conv(site: SiteView) -> Match | None:
-    """A depthwise Conv1d padded on the left by its width less one."""
+def causal_conv(site: SiteView, reference: Callable[..., Any]) -> Match | None:
+    """A depthwise Conv1d padded on the left by its width less one, or a function that convolves so."""
     m = site.target
+    if site.kind == "function":
+        return conv_function(site, reference)
     if site.kind != "module" or not isinstance(m, nn.Conv1d):
         return None
     width, channels = m.kernel_size[0], m.in_channels

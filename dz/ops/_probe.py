@@ -247,3 +247,21 @@ def rope_table(site: SiteView) -> Match | None:
         reason="makes the cosines and sines",
         traits={k: v for k, v in traits.items() if v is not None},
     )
+
+
+def conv_function(site: SiteView, reference: Callable[..., Any]) -> Match | None:
+    """A function of (x, weight, bias, activation), or with a state after x that it moves on."""
+    f = site.target
+    if not isinstance(f, types.FunctionType) or "conv1d" not in site.source:
+        return None
+    gen = torch.Generator().manual_seed(13)
+    x, w, b, state = (torch.randn(s, generator=gen) for s in ((2, 6, 5), (6, 4), (6,), (2, 6, 3)))
+    want = reference(x, w, b, activation="silu")[0]
+    if _close(_try(f, x.clone(), w, b, "silu"), want):
+        return Match(op="causal_conv", status="known", reason="depthwise over a whole sequence; a probe agrees")
+    one, moved = x[..., :1], state.clone()
+    want = reference(one, w, b, state=state, activation="silu")
+    if _close(_try(f, one.clone(), moved, w, b, "silu"), want[0]) and _close(moved, want[1]):
+        differs = ("it moves its state on in place",)
+        return Match(op="causal_conv", status="variant", reason="depthwise, one step", differs=differs)
+    return None

@@ -8,9 +8,10 @@ from itertools import pairwise
 import torch
 import torch.nn.functional as F
 
+from dz.core.inventory import Match, SiteView
 from dz.core.op import Case, Op
 from dz.errors import UsageError
-from dz.ops._mixing import causal_conv as recognise
+from dz.ops import _mixing
 from dz.ops.activations import activation as activation_of
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
@@ -93,6 +94,11 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield Case("t0", {"x": m.normal(1, 6, 0), "weight": w, "state": m.normal(1, 6, 3)})
     yield Case("strided_w3", {"x": m.normal(2, 7, 5).transpose(1, 2), "weight": m.normal(5, 3), "bias": m.normal(5)})
     yield Case("c130_t70", {"x": m.normal(1, 130, 70), "weight": m.normal(130, 4, scale=0.5), "activation": "silu"})
+
+
+def recognise(site: SiteView) -> Match | None:
+    """A depthwise Conv1d, or a function that convolves as the op does, proved on random inputs."""
+    return _mixing.causal_conv(site, reference)
 
 
 OP = Op(

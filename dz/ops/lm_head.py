@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from dz.core.op import Case, Op
+from dz.ops._dense import lm_head as recognise
 from dz.ops.cases import Maker
 from dz.ops.precision import REDUCTION, wide
 
@@ -44,5 +45,10 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
 
 
 OP = Op(
-    name="lm_head", summary="logits, with scale and softcap", reference=reference, tolerance=REDUCTION, inputs=inputs
+    name="lm_head",
+    summary="logits, with scale and softcap",
+    reference=reference,
+    tolerance=REDUCTION,
+    inputs=inputs,
+    recognise=recognise,
 )
