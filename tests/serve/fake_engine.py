@@ -1,8 +1,8 @@
 """An engine worker without a model: it speaks the protocol and "generates" the prompt's own tokens, in order.
 
 Behaviour comes from the settings: `delay` seconds per token, `chunk` tokens per message, `load` seconds of loading,
-`fatal` a Fatal's fields, `die_loading` an exit code, `fatal_after` loads (a file that counts them), limits. A request's
-seed commands it: 666 exit at the second token, 667 SIGSTOP itself, 668 an internal error, 669 bad_image, 670 non-finite.
+`fatal` a Fatal's fields, `die_loading` an exit code (both after `good_loads`, counted in the file `pids`), limits.
+A request's seed commands it: 666 exit at the second token, 667 SIGSTOP itself, 668 to 670 errors.
 The last `end` token of a prompt ends its text."""
 
 import os
@@ -42,7 +42,8 @@ say(
     Ready(
         max_model_len=S.get("max_model_len", 512), vocab_size=VOCAB, eos_token_ids=END, dtype="float32", device="cpu",
         max_num_seqs=S.get("max_num_seqs", 4), blocks=100, block_size=16, slots=8, stages=[("weights", 0.5)],
-        memory=[("weights", 1 << 20, "note")], mixers=[("attention", 2, "gather")], swaps=[("layers.*.norm", "decode", "rms_norm/torch")],
+        memory=[("weights", 1 << 20, "note")], mixers=[("attention", 2, "gather")],
+        swaps=[("layers.*.norm", "decode", "rms_norm/torch")],
     )
 )  # fmt: skip
 
@@ -65,7 +66,8 @@ def stats():
     return Stats(
         running=min(len(running), S.get("max_num_seqs", 4)), waiting=max(0, len(running) - S.get("max_num_seqs", 4)),
         blocks_used=len(running), slots_used=len(running), steps=dict(steps), batch_sizes=dict(sizes),
-        step_tokens=sum(k * v for k, v in sizes.items()), kernel_calls={"layers.*.norm|rms_norm/torch|decode": steps["decode"]},
+        step_tokens=sum(k * v for k, v in sizes.items()),
+        kernel_calls={"layers.*.norm|rms_norm/torch|decode": steps["decode"]},
     )  # fmt: skip
 
 
@@ -82,12 +84,12 @@ def submit(m):
                     }
                 )
                 + b"\n"
-            )  # noqa: E501
+            )
     error = {
         668: ("internal", "secret /path/in/engine"),
         669: ("bad_image", "the image is bad"),
         670: ("non_finite", "nan"),
-    }.get(m.sampling.seed)  # noqa: E501
+    }.get(m.sampling.seed)
     if error:
         say(Output(m.id, [], finish="error", error=error))
         return
@@ -130,7 +132,7 @@ def step():
                 logprobs=lps if p.logprobs is not None else None,
                 prompt_logprobs=first,
             )
-        )  # noqa: E501
+        )
         running[id] = (m, todo, count, None)
         if finish:
             del running[id]
