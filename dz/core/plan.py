@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dz.core.inventory import Binding
+
 PHASES = ("prefill", "decode")
 
 
@@ -42,13 +44,17 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SitePlan:
-    """The choices for a site, by phase."""
+    """The choices for a site, by phase. `members` and `binding` are there where something other than upstream's code
+    may run: what a swap needs."""
 
     site: str
     op: str | None
     status: Literal["known", "variant", "unknown"]
     count: int
     phases: dict[str, Choice]
+    kind: Literal["module", "function", "interface"] = "module"
+    members: tuple[str, ...] = ()
+    binding: Binding | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
