@@ -137,7 +137,10 @@ def undocumented(tree: ast.Module) -> Iterator[str]:
                 todo.append((f"{prefix}{child.name}.", child))
 
 
-@pytest.mark.parametrize("path", CODE, ids=lambda p: str(p.relative_to(ROOT)))
+PUBLIC = [p for p in CODE if p.name.startswith("__") or not p.name.startswith("_")]  # ruff's rules D1 agree
+
+
+@pytest.mark.parametrize("path", PUBLIC, ids=lambda p: str(p.relative_to(ROOT)))
 def test_every_public_name_is_explained(path):
     assert list(undocumented(ast.parse(path.read_text("utf-8")))) == []
 
