@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -91,8 +92,7 @@ class Engine:
             self.counters.batch_sizes[len(batch.work)] += 1
             self.counters.tokens += batch.tokens
             wanted = [self._wanted(w) for w in batch.work]
-            logits = self.runner.execute(batch, wanted)
-            self._apply(batch, logits)
+            self._apply(batch, wanted, self.runner.execute(batch, wanted))
         out, self._answers = self._answers, []
         return out
 
@@ -129,29 +129,25 @@ class Engine:
             return list(range(first, min(w.count, w.seq.prompt - w.start))) or ([w.count - 1] if w.last else [])
         return [w.count - 1] if w.last else []
 
-    def _apply(self, batch: Batch, logits: list[torch.Tensor]) -> None:
-        greedy = self._greedy(batch, logits)
-        for i, (w, rows) in enumerate(zip(batch.work, logits, strict=True)):
+    def _apply(self, batch: Batch, wanted: list[list[int]], logits: torch.Tensor) -> None:
+        """One pass over all rows finds the greedy choice of each and whether it is finite (a maximum keeps NaN)."""
+        best, choice = logits.max(-1) if len(logits) else (logits, logits)
+        peaks, greedy = best.tolist(), choice.tolist()
+        end = 0
+        for w, offsets in zip(batch.work, wanted, strict=True):
+            rows, end = logits[end : end + len(offsets)], end + len(offsets)
             seq = w.seq
             seq.computed = w.start + w.count
-            if seq.prompt_logprobs is not None and w.start < seq.prompt and len(rows):
+            if seq.prompt_logprobs is not None and w.start < seq.prompt and offsets:
                 self._note_prompt(w, rows)
             if not w.last:
                 continue
-            if not bool(torch.isfinite(rows[-1]).any()) or bool(torch.isnan(rows[-1]).any()):
+            if not math.isfinite(peaks[end - 1]):
                 self._end(seq, "error", error=("non_finite", "the model produced a non-finite value for this request"))
             elif seq.output >= seq.max_tokens:
                 self._end(seq, "length")
             else:
-                self._extend(seq, rows[-1], greedy.get(i))
-
-    def _greedy(self, batch: Batch, logits: list[torch.Tensor]) -> dict[int, int]:
-        """The plain greedy requests of a batch are decided by one argmax over all their rows."""
-        at = [i for i, w in enumerate(batch.work) if w.last and w.seq.chooser.plain]
-        if not at:
-            return {}
-        best = torch.stack([logits[i][-1] for i in at]).argmax(-1).tolist()
-        return dict(zip(at, best, strict=True))
+                self._extend(seq, rows[-1], greedy[end - 1] if seq.chooser.plain else None)
 
     def _extend(self, seq: Sequence, row: torch.Tensor, greedy: int | None) -> None:
         token = greedy if greedy is not None else seq.chooser.choose(row.cpu(), seq.output)

@@ -55,8 +55,8 @@ class Runner:
         seq.memo.image = None
 
     @torch.inference_mode()
-    def execute(self, batch: Batch, wanted: list[list[int]]) -> list[torch.Tensor]:
-        """For each work item the float32 logits [n, V] after the offsets (within the item) that `wanted` lists."""
+    def execute(self, batch: Batch, wanted: list[list[int]]) -> torch.Tensor:
+        """Float32 logits [N, V] after the offsets (within each work item) that `wanted` lists, item by item."""
         self.phase[0] = batch.phase
         hidden: dict[int, torch.Tensor] = {}
         together: list[int] = []
@@ -69,11 +69,8 @@ class Runner:
             packed = self._run([batch.work[i] for i in together])[0]
             parts = packed.split([batch.work[i].count for i in together])
             hidden.update(zip(together, parts, strict=True))
-        picked = [hidden[i][offsets] for i, offsets in enumerate(wanted)]
-        rows = torch.cat(picked)
-        if not len(rows):
-            return [rows for _ in picked]
-        return list(self.head(rows).split([len(p) for p in picked]))
+        rows = torch.cat([hidden[i][offsets] for i, offsets in enumerate(wanted)])
+        return self.head(rows) if len(rows) else rows
 
     def _run(self, work: list[Work]) -> torch.Tensor:
         at = self._positions(work)

@@ -11,7 +11,7 @@ from dz.core.messages import Logprob, Sampling
 @dataclass(slots=True, eq=False)
 class Sequence:
     """`tokens` are prompt and output; `computed` of them are in the cache. `whole` prompts (images) are prefilled in
-    one piece and alone. `memo` belongs to the runner: upstream's cache of this sequence, positions, captured arguments."""
+    one piece and alone. `memo` belongs to the runner: upstream's cache, positions, and what was captured."""
 
     id: str
     tokens: list[int]
