@@ -102,7 +102,8 @@ class Chat:
             self.template = _template(self.owner)
             self._forms = forms(lambda m: self._text(m, ChatOptions()))
         except Exception as e:  # noqa: BLE001  a template may raise anything
-            why = f"the chat template of {name} fails on a plain chat: {type(e).__name__}: {e}"
+            said = e.why if isinstance(e, DzError) else f"{type(e).__name__}: {e}"
+            why = f"the chat template of {name} fails on a plain chat: {said}"
             self.problem = why if self.template else f"{name} has no chat template"
 
     def render(self, messages: Sequence[Message], options: ChatOptions) -> str:
