@@ -3,6 +3,7 @@
 #   PYTHON=python3.12   the interpreter for .venv; otherwise the first of python3.11 ... python3 that is new enough
 #   TORCH_INDEX=URL     an extra index for torch, e.g. https://download.pytorch.org/whl/cpu or .../whl/cu130
 #   CONSTRAINTS=FILE    versions to install; constraints-ci.txt (with torch for the CPU) where nvidia-smi finds no GPU
+#   WORKERS=2           test files side by side in so many processes
 #   PYTEST_ARGS="..."   more arguments for pytest
 
 SHELL := /bin/bash
@@ -13,6 +14,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 CONSTRAINTS ?= $(if $(shell nvidia-smi -L 2>/dev/null),,constraints-ci.txt)
 TORCH_INDEX ?=
+WORKERS ?=
 PYTEST_ARGS ?=
 
 VENV := .venv
@@ -42,7 +44,7 @@ demo: $(STAMP)
 	@$(BIN)/python -m dz demo
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest -m "not gpu" --durations=10 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -m "not gpu" --durations=10 $(if $(WORKERS),-n $(WORKERS) --dist loadfile) $(PYTEST_ARGS)
 
 test-gpu: $(STAMP)
 	@$(BIN)/python -m pytest -m gpu $(PYTEST_ARGS)
