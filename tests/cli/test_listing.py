@@ -106,9 +106,8 @@ def test_a_kernel_that_cannot_be_loaded_is_listed_with_its_reason(dz, monkeypatc
 
 
 def test_recipes(dz, outside):
-    assert "made_up  made_up_*  for a made-up family" in " ".join(dz("recipes", "ls")[1].split("\n")).replace(
-        "   ", "  "
-    )
+    rows = [line.split(maxsplit=2) for line in dz("recipes", "ls")[1].splitlines()]
+    assert ["made_up", "made_up_*", "for a made-up family"] in rows
     assert "made_up" in {r["name"] for r in document(dz, "recipes", "ls")["recipes"]}
     assert dz("recipes", "show", "made_up")[1] == RECIPE.rstrip() + "\n"
     got = document(dz, "recipes", "show", str(outside / "recipes/made_up.yaml"))
