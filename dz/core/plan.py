@@ -68,7 +68,8 @@ class MemoryRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """`hash` covers every input (`inputs`: inventory, recipe, device, settings, versions, kernel sources by digest)."""
+    """`hash` covers every input (`inputs`: inventory, recipe, device, settings, versions, kernel sources by digest).
+    `ignore_unexpected` are globs of tensors that a recipe lets stay unloaded."""
 
     model: str
     rev8: str
@@ -80,6 +81,7 @@ class Plan:
     inputs: dict[str, str] = field(default_factory=dict)
     hash: str = ""
     broken_requirements: tuple[str, ...] = ()
+    ignore_unexpected: tuple[str, ...] = ()
 
     def swaps(self) -> tuple[SitePlan, ...]:
         """The sites where a phase runs something other than upstream's code."""

@@ -1,0 +1,205 @@
+"""Make a plan: build on meta, survey, choose and prove for each site and phase."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dz import backends
+from dz.adapt import digests
+from dz.adapt.proof import Prover
+from dz.adapt.recipes import Chain, chain
+from dz.adapt.select import Chooser, Prove
+from dz.adapt.wishes import Wish, check_names, check_sites, of_recipe, parse_set
+from dz.core.device import Device
+from dz.core.inventory import Inventory, Site, WeightFile
+from dz.core.plan import PHASES, Plan, SitePlan
+from dz.core.protocols import Progress, Silent
+from dz.core.registry import Registry
+from dz.core.source import Source
+from dz.inspect.survey import survey
+from dz.settings import Settings
+from dz.upstream.build import Built, build_meta, dtype_of
+from dz.upstream.config import raw_config
+from dz.upstream.targets import targets
+from dz.weights.checkpoint import open_checkpoint
+from dz.weights.table import Table, read_table
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """What a plan is made from before the model is built, and the inputs that follow from it."""
+
+    source: Source
+    table: Table
+    device: Device
+    here: bool
+    dtype: str
+    chain: Chain
+    sets: tuple[str, ...]
+    registry: Registry
+    inputs: dict[str, str]
+
+
+def basis(
+    source: Source,
+    *,
+    trust: bool,
+    device: str,
+    settings: Settings,
+    recipe: str | None = None,
+    sets: Sequence[str] = (),
+    verify: bool = True,
+    registry: Registry | None = None,
+) -> Basis:
+    """The basis for a source on a device ("auto", "cpu", "cuda:sm90", ...). Raises DzError for what is not there."""
+    registry = registry or Registry.discover()
+    table = read_table(source)
+    found = backends.detect(device)
+    here = backends.here(found)
+    raw = raw_config(source)
+    recipes = chain(str(raw.get("model_type")), recipe)
+    dtype = str(settings.get("dtype"))
+    values = digests.inputs(
+        source,
+        table.headers(),
+        trust=trust and bool(raw.get("auto_map")),
+        device=found.spec,
+        here=here,
+        dtype=dtype,
+        chain=recipes,
+        sets=sets,
+        verify=verify,
+        registry=registry,
+    )
+    return Basis(source, table, found, here, dtype, recipes, tuple(sets), registry, values)
+
+
+def make_plan(
+    source: Source,
+    *,
+    trust: bool,
+    device: str,
+    settings: Settings,
+    recipe: str | None = None,
+    sets: Sequence[str] = (),
+    verify: bool = True,
+    progress: Progress | None = None,
+    registry: Registry | None = None,
+) -> tuple[Inventory, Plan]:
+    """The inventory and the plan of a source; nothing is written. `verify` off: kernels are chosen, not proved.
+
+    Raises Refused when a wish cannot be met or dz would have to guess, UsageError for unknown names in wishes."""
+    base = basis(
+        source,
+        trust=trust,
+        device=device,
+        settings=settings,
+        recipe=recipe,
+        sets=sets,
+        verify=verify,
+        registry=registry,
+    )
+    return build(base, trust=trust, verify=verify, progress=progress or Silent())
+
+
+def build(base: Basis, *, trust: bool, verify: bool, progress: Progress) -> tuple[Inventory, Plan]:
+    """The inventory and the plan on a basis."""
+    wanted = [parse_set(s) for s in base.sets]
+    recipes = [w for r in base.chain.recipes for w in of_recipe(r)]
+    check_names([*wanted, *recipes], base.registry)
+    progress.start("inventory")
+    built = build_meta(base.source, trust=trust, dtype=None if base.dtype == "auto" else dtype_of(base.dtype))
+    headers = base.table.headers()
+    inventory = survey(
+        built, base.source, headers, registry=base.registry, ignore=base.chain.ignore, files=_files(base)
+    )
+    progress.finish(f"{len(inventory.sites)} sites, {inventory.parameters:,} parameters")
+    check_sites(wanted, inventory.sites)
+    wishes = _ranked(wanted, recipes)
+    can_run = verify and base.here
+    progress.start("verification", unit="sites")
+    prove = _prover(base, built, progress) if can_run else _unproved
+    chooser = Chooser(base.registry, base.device, _dtype(built), wishes, prove)
+    sites = tuple(_site(s, chooser) for s in inventory.sites)
+    progress.finish(_proved_words(sites, can_run))
+    values = base.inputs | {"inventory": digests.of_inventory(inventory)}
+    plan = Plan(
+        model=base.source.name,
+        rev8=base.source.rev8,
+        device=base.device.spec,
+        dtype=_dtype(built),
+        sites=sites,
+        recipe=base.chain.name,
+        inputs=values,
+        hash=digests.plan_hash(values),
+        broken_requirements=_broken(wanted, recipes, inventory.sites),
+        ignore_unexpected=base.chain.ignore,
+    )
+    return inventory, plan
+
+
+def _files(base: Basis) -> list[WeightFile]:
+    sizes = {f.path: f.size for f in base.source.files}
+    return [WeightFile(path=p, size=sizes.get(p, 0), tensors=len(names)) for p, names in base.table.shards()]
+
+
+def _dtype(built: Built) -> str:
+    return str(built.dtype).removeprefix("torch.")
+
+
+def _ranked(wanted: list[Wish], recipes: list[Wish]) -> list[Wish]:
+    """--set, then requirements, then preferences; within each the nearer recipe and the narrower wish first."""
+    rank = {"set": 0, "require": 1, "prefer": 2}
+    return sorted([*reversed(wanted), *recipes], key=lambda w: (rank[w.strength], not w.site, not w.phase))
+
+
+def _prover(base: Basis, built: Built, progress: Progress) -> Prove:
+    headers = base.table.headers()
+    return Prover(
+        built,
+        base.registry,
+        targets(built, headers),
+        open_checkpoint(base.source),
+        dtype=_dtype(built),
+        device=base.device.kind if base.device.kind != "rocm" else "cuda",
+        progress=progress,
+    )
+
+
+def _unproved(site: Site, kernel: object, phase: str) -> None:
+    return None
+
+
+def _site(site: Site, chooser: Chooser) -> SitePlan:
+    phases = {phase: chooser.choose(site, phase) for phase in PHASES}
+    swapped = any(c.impl != "upstream" for c in phases.values())
+    return SitePlan(
+        site=site.id,
+        op=site.op,
+        status=site.status,
+        count=len(site.members),
+        phases=phases,
+        kind=site.kind,
+        members=site.members if swapped else (),
+        binding=site.binding if swapped else None,
+    )
+
+
+def _proved_words(sites: Sequence[SitePlan], can_run: bool) -> str:
+    if not can_run:
+        return "nothing was run"
+    proofs = [c.verified for s in sites for c in s.phases.values() if c.verified]
+    return f"{len(proofs)} choices proved in {sum(v.cases for v in proofs)} cases"
+
+
+def _broken(wanted: list[Wish], recipes: list[Wish], sites: Sequence[Site]) -> tuple[str, ...]:
+    """Requirements that a --set overrides."""
+    out = []
+    for need in (w for w in recipes if w.strength == "require"):
+        for s in sites:
+            for phase in PHASES:
+                over = next((w for w in wanted if w.fits(s, phase)), None)
+                if over is not None and need.fits(s, phase) and over.values[0] not in need.values:
+                    out.append(f"{need.origin}: {need.op}={' or '.join(need.values)}, broken by {over.origin}")
+    return tuple(dict.fromkeys(out))
