@@ -33,8 +33,8 @@ class Case(msgspec.Struct, frozen=True):
 
 class Answer(msgspec.Struct, frozen=True):
     """Upstream's `tokens` (end tokens do not stop it), the `margins` of its best over its second logit at each step,
-    and the `top` (token, logprob) pairs of each step, best first. `causal` says whether changing the last prompt token left
-    everything before it unchanged (None: not asked). `error` is upstream's own message when the case failed."""
+    and the `top` (token, logprob) pairs of each step, best first. `causal` says whether changing the last prompt token
+    left everything before it unchanged (None: not asked). `error` is upstream's own message when the case failed."""
 
     id: str
     tokens: list[int]
