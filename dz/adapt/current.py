@@ -72,23 +72,25 @@ def current_plan(
     trust: bool,
     device: str,
     settings: Settings,
+    recipe: str | None = None,
+    sets: Sequence[str] | None = None,
     frozen: bool = False,
     progress: Progress | None = None,
     registry: Registry | None = None,
 ) -> Plan:
     """The plan for a source on a device. Without one, or when something it depends on changed, it is made and written,
-    with the recipe and the choices that the old one was made with, and that is said. `frozen`: Refused instead, naming
+    with the recipe and the choices that the old one was made with unless others are given, and that is said. `frozen`: Refused instead, naming
     what changed."""
     say = progress or Silent()
-    found = drift(source, trust=trust, device=device, settings=settings, registry=registry)
+    found = drift(source, trust=trust, device=device, settings=settings, recipe=recipe, sets=sets, registry=registry)
     if found.plan is not None and not found.changed:
         return found.plan
     what = "; ".join(found.changed[:3])
     if frozen:
         raise Refused(f"{source.name} has no current plan", what, f"dz adapt {source.name}", code="drift")
     say.note(f"plan: made anew ({what})" if found.plan is not None else "plan: made, since there is none")
-    recipe, sets = _kept(found.plan, None, None)
-    base = basis(source, trust=trust, device=device, settings=settings, recipe=recipe, sets=sets, registry=registry)
+    recipe, given = _kept(found.plan, recipe, sets)
+    base = basis(source, trust=trust, device=device, settings=settings, recipe=recipe, sets=given, registry=registry)
     inventory, plan = build(base, trust=trust, verify=True, progress=say)
     write(source, settings, inventory, plan)
     return plan

@@ -258,9 +258,10 @@ def _plan(
     plan = adapt.current_plan(
         source,
         trust=trust,
+        device=settings.get("device"),
         settings=settings,
         recipe=recipe,
-        sets=sets,
+        sets=sets or None,
         frozen=frozen,
         progress=output.get().progress(),
     )
