@@ -12,6 +12,8 @@ from dz.adapt.recipes import Chain, chain
 from dz.adapt.select import Chooser, Prove
 from dz.adapt.wishes import Wish, check_names, check_sites, of_recipe, parse_set
 from dz.core.device import Device
+from dz.core.headers import TensorInfo
+from dz.core.index import is_weight
 from dz.core.inventory import Inventory, Site, WeightFile
 from dz.core.plan import PHASES, Plan, SitePlan
 from dz.core.protocols import Progress, Silent
@@ -23,7 +25,7 @@ from dz.upstream.build import Built, build_meta, dtype_of
 from dz.upstream.config import raw_config
 from dz.upstream.targets import targets
 from dz.weights.checkpoint import open_checkpoint
-from dz.weights.table import Table, read_table
+from dz.weights.table import read_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +33,8 @@ class Basis:
     """What a plan is made from before the model is built, and the inputs that follow from it."""
 
     source: Source
-    table: Table
+    headers: dict[str, TensorInfo]
+    files: tuple[WeightFile, ...]
     device: Device
     here: bool
     dtype: str
@@ -54,7 +57,7 @@ def basis(
 ) -> Basis:
     """The basis for a source on a device ("auto", "cpu", "cuda:sm90", ...). Raises DzError for what is not there."""
     registry = registry or Registry.discover()
-    table = read_table(source)
+    headers, files = _weights(source)
     found = backends.detect(device)
     here = backends.here(found)
     raw = raw_config(source)
@@ -62,7 +65,7 @@ def basis(
     dtype = str(settings.get("dtype"))
     values = digests.inputs(
         source,
-        table.headers(),
+        headers,
         trust=trust and bool(raw.get("auto_map")),
         device=found.spec,
         here=here,
@@ -72,7 +75,7 @@ def basis(
         verify=verify,
         registry=registry,
     )
-    return Basis(source, table, found, here, dtype, recipes, tuple(sets), registry, values)
+    return Basis(source, headers, files, found, here, dtype, recipes, tuple(sets), registry, values)
 
 
 def make_plan(
@@ -110,9 +113,13 @@ def build(base: Basis, *, trust: bool, verify: bool, progress: Progress) -> tupl
     check_names([*wanted, *recipes], base.registry)
     progress.start("inventory")
     built = build_meta(base.source, trust=trust, dtype=None if base.dtype == "auto" else dtype_of(base.dtype))
-    headers = base.table.headers()
     inventory = survey(
-        built, base.source, headers, registry=base.registry, ignore=base.chain.ignore, files=_files(base)
+        built,
+        base.source,
+        base.headers,
+        registry=base.registry,
+        ignore=base.chain.ignore,
+        files=base.files,
     )
     progress.finish(f"{len(inventory.sites)} sites, {inventory.parameters:,} parameters")
     check_sites(wanted, inventory.sites)
@@ -139,9 +146,14 @@ def build(base: Basis, *, trust: bool, verify: bool, progress: Progress) -> tupl
     return inventory, plan
 
 
-def _files(base: Basis) -> list[WeightFile]:
-    sizes = {f.path: f.size for f in base.source.files}
-    return [WeightFile(path=p, size=sizes.get(p, 0), tensors=len(names)) for p, names in base.table.shards()]
+def _weights(source: Source) -> tuple[dict[str, TensorInfo], tuple[WeightFile, ...]]:
+    """The headers and weight files of a source; nothing for a source that has only code and configuration."""
+    sizes = {f.path: f.size for f in source.files}
+    if not any(is_weight(p) for p in sizes):
+        return {}, ()
+    table = read_table(source)
+    files = tuple(WeightFile(path=p, size=sizes.get(p, 0), tensors=len(names)) for p, names in table.shards())
+    return table.headers(), files
 
 
 def _dtype(built: Built) -> str:
@@ -155,14 +167,13 @@ def _ranked(wanted: list[Wish], recipes: list[Wish]) -> list[Wish]:
 
 
 def _prover(base: Basis, built: Built, progress: Progress) -> Prove:
-    headers = base.table.headers()
     return Prover(
         built,
         base.registry,
-        targets(built, headers),
-        open_checkpoint(base.source),
+        targets(built, base.headers),
+        open_checkpoint(base.source) if base.headers else None,
         dtype=_dtype(built),
-        device=base.device.kind if base.device.kind != "rocm" else "cuda",
+        device="cuda" if base.device.kind == "rocm" else base.device.kind,
         progress=progress,
     )
 

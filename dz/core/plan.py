@@ -12,8 +12,9 @@ PHASES = ("prefill", "decode")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """Proof of a choice: largest error over `cases` cases against the tolerance used; `level` is op, layer or model;
-    `data` says on what: "real weights" or "random weights"."""
+    """Proof of a choice: `max_err` is the largest error over `cases` cases, in units of the case's largest value where
+    that is above 1; each case held the tolerance `tol`. `level` is op, layer or model; `data` says on what: "real
+    weights", "random weights" or "no weights"."""
 
     level: str
     max_err: float

@@ -40,6 +40,8 @@ def survey(
     sites += function_sites(built, registry)
     covered = coverage(built, dict(headers), list(ignore))
     notes = [*missing, *_unaccounted(accounts, headers, sites)]
+    if not headers:
+        notes.append("no weight files are here: parameters are the class's own and unchecked")
     config = built.text_config
     return Inventory(
         model=source.name,

@@ -71,11 +71,17 @@ def _one(
     own = bound.target(*call.args)
     truth = wide(*(a.float() if _floats(a) else a for a in call.args)) if isinstance(wide, nn.Module) else own
     found = _against(result, own, truth, tol, projections=_projects(bound))
-    return found if isinstance(found, str) else max(found, nearest)
+    return found if isinstance(found, str) else max(found / _size(truth), nearest / _size(op.reference(**given)))
 
 
 def _projects(bound: Bound) -> bool:
     return bool(bound.binding.then) or any(a.source == "child" for a in bound.binding.args)
+
+
+def _size(value: Any) -> float:
+    """The largest magnitude of a result, at least 1."""
+    first = value[0] if isinstance(value, tuple) else value
+    return max(1.0, float(first.abs().max())) if first.numel() else 1.0
 
 
 def _floats(a: Any) -> bool:
