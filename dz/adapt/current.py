@@ -79,8 +79,8 @@ def current_plan(
     registry: Registry | None = None,
 ) -> Plan:
     """The plan for a source on a device. Without one, or when something it depends on changed, it is made and written,
-    with the recipe and the choices that the old one was made with unless others are given, and that is said. `frozen`: Refused instead, naming
-    what changed."""
+    with the recipe and the choices that the old one was made with unless others are given, and that is said.
+    `frozen`: Refused instead, naming what changed."""
     say = progress or Silent()
     found = drift(source, trust=trust, device=device, settings=settings, recipe=recipe, sets=sets, registry=registry)
     if found.plan is not None and not found.changed:

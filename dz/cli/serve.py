@@ -224,11 +224,8 @@ class _Show:
         output.get().note(text)
 
     def loaded(self, ready: Ready) -> None:
-        """The memory plan, the cold start, the mixers and the swaps."""
+        """The mixers, the swaps and the limits; memory plan and cold start came from the engine as it loaded."""
         self.ready = ready
-        memory = [(name, size(n), note) for name, n, note in ready.memory]
-        self._table(("MEMORY", "SIZE", "HOW"), memory)
-        self._table(("COLD START", "SECONDS"), [(name, f"{s:.2f}") for name, s in ready.stages])
         self._table(("MIXER", "LAYERS", "TIER"), ready.mixers)
         self._table(("SWAPPED SITE", "PHASE", "KERNEL"), ready.swaps)
         for name, n in ready.ignored.items():

@@ -159,9 +159,10 @@ class _Worker:
                 if isinstance(message, Stop):
                     return
                 self._take(message)
+            worked = not self.engine.idle
             for output in self.engine.step():
                 self.link.send(output)
-            if time.monotonic() - told > STATS_EVERY:
+            if (worked and self.engine.idle) or time.monotonic() - told > STATS_EVERY:
                 self.link.send(self.engine.stats())
                 told = time.monotonic()
 
