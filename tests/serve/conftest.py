@@ -1,12 +1,14 @@
 """A real server (uvicorn, tokenizer, sockets, worker process) over the fake engine, on a free port."""
 
 import contextlib
+import itertools
 import json
+import multiprocessing
 import os
-import subprocess
+import re
 import sys
-import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import httpx
@@ -15,6 +17,21 @@ import pytest
 import dz
 
 HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import run_server  # noqa: E402
+
+FORKS = multiprocessing.get_context("forkserver")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def imports_once():
+    """Servers are forked from a process that has imported everything."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(Path(dz.__file__).resolve().parent.parent)]))
+        FORKS.set_forkserver_preload(["run_server"])
+        forkserver.ensure_running()
+
+
 ENGINE = str(HERE / "fake_engine.py")
 END = "<|end|>"
 TEMPLATE = (
@@ -55,9 +72,23 @@ def model(tmp_path_factory):
 class Served:
     """A running `serve()` in a process of its own."""
 
-    def __init__(self, process, url, lines):
-        self.process, self.url, self.lines = process, url, lines
-        self.http = httpx.Client(base_url=url, timeout=20)
+    def __init__(self, process, log):
+        self.process, self.log = process, log
+        self.url = ""
+        self.http = httpx.Client(timeout=20)
+
+    @property
+    def text(self):
+        """What it has said on stderr."""
+        return self.log.read_text()
+
+    def up(self, word):
+        """Wait for the line `word: URL`."""
+        self.wait(lambda: re.search(rf"^{word}: ", self.text, re.M) or not self.process.is_alive(), 60)
+        found = re.search(rf"^{word}: (\S+)", self.text, re.M)
+        assert found, self.text
+        self.url = found.group(1)
+        self.http = httpx.Client(base_url=self.url, timeout=20)
 
     def post(self, path, **body):
         return self.http.post(path, json=body)
@@ -85,53 +116,38 @@ class Served:
         """Wait until check() is true."""
         end = time.monotonic() + seconds
         while not check():
-            assert time.monotonic() < end, "".join(self.lines)
-            time.sleep(0.02)
+            assert time.monotonic() < end, self.text
+            time.sleep(0.01)
 
 
 @contextlib.contextmanager
-def run(model, *, wait=True, config=None, settings=None):
+def run(model, log, *, until="ready", config=None, settings=None):
     """Start the server process; `config` are fields of ServeConfig, `settings` those of the fake engine."""
     document = {"model": str(model), "engine": ENGINE, "config": config or {}, "settings": settings or {}}
-    process = subprocess.Popen(
-        [sys.executable, str(HERE / "run_server.py"), json.dumps(document)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(dz.__file__).resolve().parent.parent)},
-    )
-    lines, found = [], threading.Event()
-
-    def read():
-        for line in process.stderr:
-            lines.append(line)
-            if line.startswith("ready: " if wait else "listening: "):
-                found.set()
-        found.set()
-
-    reader = threading.Thread(target=read, daemon=True)
-    reader.start()
+    process = FORKS.Process(target=run_server.main, args=(document, str(log)))
+    log.touch()
+    process.start()
+    served = Served(process, log)
     try:
-        assert found.wait(60)
-        url = next((x.split()[1] for x in lines if x.startswith(("ready: ", "listening: "))), "http://unready")
-        served = Served(process, url, lines)
+        if until:
+            served.up(until)
         yield served
-        served.http.close()
     finally:
+        served.http.close()
         process.kill()
-        process.wait()
-        reader.join(5)
+        process.join()
 
 
 @pytest.fixture(scope="session")
-def server(model):
+def server(model, tmp_path_factory):
     """One shared server that nothing in the tests breaks."""
-    with run(model, settings={"chunk": 1}) as served:
+    with run(model, tmp_path_factory.mktemp("server") / "log", settings={"chunk": 1}) as served:
         yield served
 
 
 @pytest.fixture
-def start(model):
+def start(model, tmp_path):
     """A function that starts servers of one's own; they end with the test."""
+    count = itertools.count()
     with contextlib.ExitStack() as stack:
-        yield lambda **options: stack.enter_context(run(model, **options))
+        yield lambda **options: stack.enter_context(run(model, tmp_path / f"log{next(count)}", **options))

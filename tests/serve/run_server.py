@@ -1,20 +1,17 @@
-"""Run `serve()` as a process, configured by one JSON argument."""
+"""Run `serve()` in a process of its own, configured by one document."""
 
-import json
 import logging
+import os
 import sys
+import traceback
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401  imported once, before processes are forked
 
 from dz.core.source import Source
 from dz.errors import DzError
 from dz.serve.config import ImageLimits, Limits, ServeConfig
 from dz.serve.launch import serve
 from dz.serve.supervisor import Watch
-
-given = json.loads(sys.argv[1])
-config = given["config"]
-limits = config.pop("limits", {})
-images = ImageLimits(**limits.pop("images", {}))
-watch = Watch(**config.pop("watch", {}))
 
 
 class Listener:
@@ -25,23 +22,35 @@ class Listener:
         self.note(f"loaded: {ready.mixers}")
 
 
-logging.basicConfig(stream=sys.stderr, level=logging.INFO)
-source = Source(name=given["model"], folder=given["model"], commit="", rev8="0" * 8, code_hash="", files=())
-config = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
-try:
-    sys.exit(
-        serve(
-            ServeConfig(
-                source=source,
-                settings=given["settings"],
-                command=(sys.executable, given["engine"]),
-                limits=Limits(images=images, **limits),
-                watch=watch,
-                **{"port": 0, **config},
-            ),
-            Listener(),
-        )
+def configuration(document):
+    """A ServeConfig from plain values."""
+    config = {k: tuple(v) if isinstance(v, list) else v for k, v in document["config"].items()}
+    limits = dict(config.pop("limits", {}))
+    images = ImageLimits(**limits.pop("images", {}))
+    model = document["model"]
+    return ServeConfig(
+        source=Source(name=model, folder=model, commit="", rev8="0" * 8, code_hash="", files=()),
+        settings=document["settings"],
+        command=(sys.executable, document["engine"]),
+        limits=Limits(images=images, **limits),
+        watch=Watch(**config.pop("watch", {})),
+        **{"port": 0, **config},
     )
-except DzError as e:
-    print(*e.lines(), sep="\n", file=sys.stderr, flush=True)
-    sys.exit(e.exit_code)
+
+
+def main(document, log):
+    """Serve; everything that is said goes to the file `log`."""
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.dup2(fd, 1)
+    os.dup2(fd, 2)
+    sys.stderr = sys.stdout = os.fdopen(2, "w", buffering=1)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, force=True)
+    try:
+        code = serve(configuration(document), Listener())
+    except DzError as e:
+        print(*e.lines(), sep="\n", file=sys.stderr, flush=True)
+        code = e.exit_code
+    except BaseException:
+        traceback.print_exc()
+        code = 99
+    sys.exit(code)
