@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dz import backends
 from dz.adapt import digests
 from dz.adapt.proof import Prover
-from dz.adapt.recipes import Chain, chain
+from dz.adapt.recipes import Chain, apply, chain
 from dz.adapt.select import Chooser, Prove
 from dz.adapt.wishes import Wish, check_names, check_sites, of_recipe, parse_set
 from dz.core.device import Device
@@ -42,6 +42,7 @@ class Basis:
     sets: tuple[str, ...]
     registry: Registry
     inputs: dict[str, str]
+    broken: tuple[str, ...] = ()
 
 
 def basis(
@@ -62,6 +63,7 @@ def basis(
     here = backends.here(found)
     raw = raw_config(source)
     recipes = chain(str(raw.get("model_type")), recipe)
+    settings, broken = apply(settings, recipes)
     dtype = str(settings.get("dtype"))
     values = digests.inputs(
         source,
@@ -75,7 +77,7 @@ def basis(
         verify=verify,
         registry=registry,
     )
-    return Basis(source, headers, files, found, here, dtype, recipes, tuple(sets), registry, values)
+    return Basis(source, headers, files, found, here, dtype, recipes, tuple(sets), registry, values, broken)
 
 
 def make_plan(
@@ -140,7 +142,7 @@ def build(base: Basis, *, trust: bool, verify: bool, progress: Progress) -> tupl
         recipe=base.chain.name,
         inputs=values,
         hash=digests.plan_hash(values),
-        broken_requirements=_broken(wanted, recipes, inventory.sites),
+        broken_requirements=(*base.broken, *_broken(wanted, recipes, inventory.sites)),
         ignore_unexpected=base.chain.ignore,
     )
     return inventory, plan

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dz.core import library
 from dz.core.recipe import Recipe, load_recipe
+from dz.settings import Settings
 
 DEFAULT = "default"
 
@@ -40,3 +41,21 @@ def chain(model_type: str, name: str | None = None) -> Chain:
     base = library.entries("recipes").get(DEFAULT)
     tail = [load_recipe(base)] if base is not None and all(r.name != DEFAULT for r in own) else []
     return Chain((*own, *tail), name or "")
+
+
+def apply(settings: Settings, recipes: Chain) -> tuple[Settings, tuple[str, ...]]:
+    """(settings with the recipes' own, requirements that a flag breaks): preferences replace defaults, requirements all
+    but flags."""
+    broken = []
+    for recipe in recipes.recipes:
+        for name, wanted in recipe.require.settings.items():
+            held = {v.name: v for v in settings.values()}
+            freed = replace(held[name], origin="default") if name in held else None
+            forced = Settings(held | ({name: freed} if freed else {})).with_recipe(recipe.name, {name: wanted})
+            if name in held and held[name].origin == "flag":
+                if held[name].value != forced.get(name):
+                    broken.append(f"recipe {recipe.name}: {name}={wanted}, broken by a flag ({held[name].value})")
+                continue
+            settings = forced
+        settings = settings.with_recipe(recipe.name, recipe.prefer.settings)
+    return settings, tuple(broken)

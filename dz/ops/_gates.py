@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dz.core.inventory import Arg, Binding, Match, SiteView
-from dz.ops._dense import number
+from dz.ops._dense import number, resolve
 from dz.ops._live import Unreadable
 from dz.ops._reader import read
 from dz.ops._tree import Node, keyword, walk
@@ -33,7 +33,8 @@ def activation_of(module: Any, node: Node) -> tuple[str, Node, float] | None:
         return _UNARY[node[0]], node[1], 1.0
     if node[0] == "gelu":
         form = keyword(node, "approximate")
-        return ("gelu_tanh" if form == ("const", "tanh") else "gelu"), node[1], 1.0
+        name = {None: "gelu", "none": "gelu", "tanh": "gelu_tanh"}.get(None if form is None else resolve(module, form))
+        return None if name is None else (name, node[1], 1.0)
     if node[0] == "square" and node[1][0] == "relu":
         return "relu2", node[1][1], 1.0
     if node[0] == "mul":

@@ -169,7 +169,7 @@ def _near(module: Any, root: Node, children: int) -> Match | None:
             if rounded
             else "1 / rms(x) multiplies something else"
         )
-    elif x[0] == "reshape" or any(n[0] == "reshape" for n in walk(x)):
+    if any(n[0] == "reshape" for n in walk(x)):
         differs.append("it normalises groups of the last axis")
     elif x[0] != "cast":
         differs.append("the statistics are taken in the input's dtype")

@@ -107,7 +107,7 @@ def operation(name: str, args: list[Node], keywords: dict[str, Node]) -> Node:
     named = dict(zip(names, args[tensors:], strict=False)) | keywords
     if name in ("softmax", "mean", "sum") and named.get("dtype", NONE)[0] == "dtype":
         args = [cast(args[0], named.pop("dtype")), *args[1:]]
-    named = {k: v for k, v in named.items() if v != NONE}
+    named = {k: v for k, v in named.items() if v != NONE and k != "inplace"}
     out = (name, *args[:tensors])
     return (*out, ("kw", tuple(sorted(named.items())))) if named else out
 
