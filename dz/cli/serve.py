@@ -36,6 +36,7 @@ from dz.cli.options import (
 from dz.cli.progress import size
 from dz.core import jsonio
 from dz.core.envelope import envelope
+from dz.core.plugins import run_plugins
 from dz.errors import UsageError
 from dz.settings import SPECS, Settings
 
@@ -168,6 +169,7 @@ def serve(
         "cpu_memory_utilization": cpu_memory_utilization, "max_restarts": max_restarts, "workspace": workspace,
     }  # fmt: skip
     settings = resolve_settings(flags)
+    run_plugins(list(plugin or ()), "server")  # before upstream is imported: it looks once at what is installed
     source = _source(model, revision, settings)
     chosen = {"recipe": recipe, "sets": tuple(sets or ()), "frozen": frozen, "trust": trust_remote_code}
     plan = None if no_plan else _plan(source, settings, **chosen)

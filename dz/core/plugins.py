@@ -35,7 +35,12 @@ def find_plugin(name: str) -> Callable[[PluginContext], Any]:
     return found
 
 
+_ran: set[str] = set()
+
+
 def run_plugins(names: list[str], process: str) -> None:
-    """Run each plugin once, in order."""
+    """Run each plugin, in order, unless it has run in this process already."""
     for name in names:
-        find_plugin(name)(PluginContext(process))
+        if name not in _ran:
+            _ran.add(name)
+            find_plugin(name)(PluginContext(process))
