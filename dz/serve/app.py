@@ -19,7 +19,7 @@ import dz
 from dz.serve import fields, jsonbody, routes, schemas
 from dz.serve.errors import ApiError
 from dz.serve.events import Gone
-from dz.serve.gate import Gate, TooLarge
+from dz.serve.gate import Gate
 from dz.serve.server import Server
 
 log = logging.getLogger("dz.serve")
@@ -75,6 +75,7 @@ def create_app(server: Server) -> ASGIApp:
         responses=schemas.ERRORS,
     )
     app.router.route_class = StrictRoute
+    app.router.redirect_slashes = False
     app.add_exception_handler(HTTPException, _no_route)
     routes.add(app, server)
     config = server.config
@@ -106,8 +107,6 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 def _failure(error: Exception, request: Request) -> Response:
-    if isinstance(error, TooLarge):
-        raise error
     if isinstance(error, ApiError):
         return error.response()
     if isinstance(error, RequestValidationError):

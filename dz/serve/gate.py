@@ -18,10 +18,6 @@ OPEN = frozenset({"/health", "/ping", "/version"})  # everything else needs a ke
 _REQUEST_ID = re.compile(r"[\w.:@-]{1,128}\Z", re.ASCII)
 
 
-class TooLarge(Exception):
-    """The body grew over the limit while it was read."""
-
-
 class Gate:
     """Lets a request through to `app`. `keys` empty: everybody may come."""
 
@@ -42,12 +38,9 @@ class Gate:
         given = given if _REQUEST_ID.match(given) else ""
         request_id = given or uuid.uuid4().hex
         scope.setdefault("state", {})["request_id"] = request_id
-        answered = False
 
         async def reply(message: Message) -> None:
-            nonlocal answered
             if message["type"] == "http.response.start":
-                answered = True
                 out = MutableHeaders(scope=message)
                 if given or self._always_id:
                     out["x-request-id"] = request_id
@@ -59,9 +52,6 @@ class Gate:
             await self._app(scope, self._counted(receive), reply)
         except ApiError as e:
             await e.response()(scope, receive, reply)
-        except TooLarge:
-            if not answered:
-                await self._too_large().response()(scope, receive, reply)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
         if self._keys and scope["path"] not in self._open and scope["method"] != "OPTIONS":
@@ -87,7 +77,7 @@ class Gate:
             message = await receive()
             seen += len(message.get("body", b""))
             if seen > self._max_body:
-                raise TooLarge
+                raise self._too_large()
             return message
 
         return counted
