@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dz.adapt import digests
 from dz.adapt.make import basis, build
@@ -79,18 +80,19 @@ def current_plan(
     registry: Registry | None = None,
 ) -> Plan:
     """The plan for a source on a device. Without one, or when something it depends on changed, it is made and written,
-    with the recipe and the choices that the old one was made with unless others are given, and that is said.
-    `frozen`: Refused instead, naming what changed."""
+    and that is said; `recipe` and `sets` default to those that the old one was made with. `frozen`: Refused instead,
+    naming what changed."""
     say = progress or Silent()
-    found = drift(source, trust=trust, device=device, settings=settings, recipe=recipe, sets=sets, registry=registry)
+    where: dict[str, Any] = {"trust": trust, "device": device, "settings": settings, "registry": registry}
+    found = drift(source, recipe=recipe, sets=sets, **where)
     if found.plan is not None and not found.changed:
         return found.plan
     what = "; ".join(found.changed[:3])
     if frozen:
         raise Refused(f"{source.name} has no current plan", what, f"dz adapt {source.name}", code="drift")
     say.note(f"plan: made anew ({what})" if found.plan is not None else "plan: made, since there is none")
-    recipe, given = _kept(found.plan, recipe, sets)
-    base = basis(source, trust=trust, device=device, settings=settings, recipe=recipe, sets=given, registry=registry)
+    named, given = _kept(found.plan, recipe, sets)
+    base = basis(source, recipe=named, sets=given, **where)
     inventory, plan = build(base, trust=trust, verify=True, progress=say)
     write(source, settings, inventory, plan)
     return plan

@@ -17,6 +17,8 @@ from dz.verify.errors import compare
 from dz.verify.examples import Example, examples
 from dz.verify.subject import Subject
 
+_REFUSED = "it refuses these arguments"
+
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
@@ -46,7 +48,8 @@ def verify(op: Op, impl: Kernel | None, subject: Subject, *, dtype: str, device:
         for call in calls:
             verdict = _one(op, impl, bound, wide, call, stored, tol)
             if isinstance(verdict, str):
-                return Verdict(False, f"failed verification, {call.id}: {verdict}")
+                failed = "" if verdict.startswith(_REFUSED) else f"failed verification, {call.id}: "
+                return Verdict(False, failed + verdict)
             worst = max(worst, verdict)
     words = f"{tol.atol:.3g} + {tol.rtol:.3g} * |x|" if tol.atol or tol.rtol else "equal bits"
     return Verdict(True, f"{len(calls)} cases", subject.proof(worst, words, len(calls)))
@@ -63,7 +66,7 @@ def _one(
     if impl is not None:
         outcome = check_case(op, impl, Case(call.id, dict(given)), dtype)
         if outcome.refused:
-            return f"refused: {outcome.refused}"
+            return f"{_REFUSED}: {outcome.refused}"
         if outcome.faults:
             return f"against the reference: {'; '.join(outcome.faults)}"
         nearest = outcome.report.max_abs if outcome.report else 0.0
