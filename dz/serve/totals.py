@@ -29,8 +29,9 @@ class Totals:
     def counts(self, name: str) -> Mapping:
         """The sums of a field: `steps`, `batch_sizes`, `kernel_calls` by key; `step_tokens`, `preemptions` by ""."""
         value = getattr(self.latest, name)
-        now = value if isinstance(value, dict) else {"": value}
-        return Counter(now) + self._before.get(name, Counter())
+        out = Counter(value if isinstance(value, dict) else {"": value})
+        out.update(self._before.get(name, {}))
+        return out
 
 
 _COUNTERS = ("steps", "batch_sizes", "kernel_calls", "step_tokens", "preemptions")

@@ -2,6 +2,7 @@
 
 Behaviour comes from the settings: `delay` seconds per token, `chunk` tokens per message, `load` seconds of loading,
 `fatal` a Fatal's fields, `die_loading` an exit code (both after `good_loads`, counted in the file `pids`), limits.
+`deaf`: requests get lost. `gibberish`: they are answered by nonsense.
 A request's seed commands it: 666 exit at the second token, 667 SIGSTOP itself, 668 to 670 errors.
 The last `end` token of a prompt ends its text."""
 
@@ -141,7 +142,9 @@ def step():
 while True:
     while inbox.poll(0 if running else 50):
         m = msgspec.msgpack.decode(inbox.recv(), type=ToEngine)
-        if isinstance(m, Submit):
+        if isinstance(m, Submit) and S.get("gibberish"):
+            outbox.send(b"\xc1 no msgpack")
+        elif isinstance(m, Submit) and not S.get("deaf"):
             submit(m)
         elif isinstance(m, Abort):
             if S.get("aborts"):

@@ -31,10 +31,9 @@ def configuration(document):
     return ServeConfig(
         source=Source(name=model, folder=model, commit="", rev8="0" * 8, code_hash="", files=()),
         settings=document["settings"],
-        command=(sys.executable, document["engine"]),
         limits=Limits(images=images, **limits),
         watch=Watch(**config.pop("watch", {})),
-        **{"port": 0, **config},
+        **{"port": 0, "command": (sys.executable, document["engine"]), **config},
     )
 
 
