@@ -1,71 +1,92 @@
-"""How far two next-token distributions are apart, and whether a text has collapsed."""
+"""Token sequences against the reference's: the first difference, and whether a near tie explains it."""
 
 from __future__ import annotations
 
-import math
-from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-Top = list[tuple[int, float]]
-
-
-def kl_bounds(p: Top, q: Top) -> tuple[float, float]:
-    """Lower and upper bound, in nats, of KL(p || q) = sum p ln(p / q) from the two lists of best (token, logprob).
-
-    Tokens that both lists hold are exact. The rest of p has the mass r, the rest of q the mass s: by the log-sum
-    inequality it adds at least r ln(r / s), and at most r * 104, since a float32 softmax holds nothing below e^-104."""
-    listed = dict(q)
-    exact, shared_p, shared_q = 0.0, 0.0, 0.0
-    for token, lp in p:
-        if token in listed:
-            mass = math.exp(lp)
-            exact += mass * (lp - listed[token])
-            shared_p += mass
-            shared_q += math.exp(listed[token])
-    r, s = max(0.0, 1.0 - shared_p), max(0.0, 1.0 - shared_q)
-    if r < 1e-6:  # what float32 lists leave over by rounding
-        return max(0.0, exact), max(0.0, exact)
-    lower = exact + r * math.log(r / s) if s > 0 else math.inf
-    return max(0.0, lower), max(0.0, exact) + r * 104.0
+Verdict = Literal["exact", "tie", "differs"]
 
 
-@dataclass(frozen=True, slots=True)
-class Degeneracy:
-    """`distinct` tokens, the `longest_run` of one token, the `period` of a repeating end (0: none), the `entropy` of
-    the token counts in bits; `reason` says why the text counts as collapsed, None when it does not."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Divergence:
+    """One sequence compared. `at` is the index of the first difference (None: exact), `want` and `got` the tokens
+    there (None: that side had ended), `margin` the reference's top-1 margin at that step (None: not known).
+    `matched` tokens agree before it. After a near tie the two continue from different prefixes, so nothing behind
+    `at` is compared."""
 
-    distinct: int
-    longest_run: int
-    period: int
-    entropy: float
-    reason: str | None
+    verdict: Verdict
+    at: int | None = None
+    want: int | None = None
+    got: int | None = None
+    margin: float | None = None
+    matched: int = 0
 
-
-def degenerate(tokens: list[int]) -> Degeneracy:
-    """Statistics of one output. Collapsed: one token for 16 or more in a row, or the last half is one pattern repeated
-    at least four times. Outputs under 16 tokens are never called collapsed."""
-    counts = Counter(tokens)
-    n = len(tokens)
-    entropy = -sum(c / n * math.log2(c / n) for c in counts.values()) if n else 0.0
-    run, period = _longest_run(tokens), _period(tokens)
-    reason = None
-    if n >= 16 and run >= 16:
-        reason = f"one token {run} times in a row"
-    elif n >= 16 and period:
-        reason = f"the last half repeats a pattern of {period} tokens"
-    return Degeneracy(len(counts), run, period, entropy, reason)
+    def text(self) -> str:
+        """The difference in words."""
+        if self.at is None:
+            return f"{self.matched} tokens equal"
+        want = "the end" if self.want is None else self.want
+        got = "the end" if self.got is None else self.got
+        margin = "" if self.margin is None else f", margin {self.margin:.2g}"
+        return f"token {self.at}: {got} instead of {want}{margin}"
 
 
-def _longest_run(tokens: list[int]) -> int:
-    best = run = 0
-    for i, t in enumerate(tokens):
-        run = run + 1 if i and t == tokens[i - 1] else 1
-        best = max(best, run)
-    return best
+def first_difference(want: Sequence[int], got: Sequence[int]) -> int | None:
+    """The index of the first position at which two sequences differ, one being longer included; None if equal."""
+    for i, (a, b) in enumerate(zip(want, got, strict=False)):
+        if a != b:
+            return i
+    return None if len(want) == len(got) else min(len(want), len(got))
 
 
-def _period(tokens: list[int]) -> int:
-    half = tokens[len(tokens) // 2 :]
-    return next(
-        (p for p in range(1, len(half) // 4 + 1) if all(half[i] == half[i - p] for i in range(p, len(half)))), 0
+def compare(want: Sequence[int], got: Sequence[int], *, margins: Sequence[float] = (), tie: float = 0.0) -> Divergence:
+    """Compare `got` with the reference's `want`. `margins[i]` is the reference's top-1 margin at step i; the step at
+    which it chose to stop has one too. A difference at a step whose margin is below `tie` is a tie."""
+    at = first_difference(want, got)
+    if at is None:
+        return Divergence(verdict="exact", matched=len(want))
+    known = margins[at] if at < len(margins) else None
+    return Divergence(
+        verdict="tie" if known is not None and known < tie else "differs",
+        at=at,
+        want=want[at] if at < len(want) else None,
+        got=got[at] if at < len(got) else None,
+        margin=known,
+        matched=at,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """Many sequences. `matched` of `compared` tokens agree; a sequence that ends in a near tie counts its tokens before
+    the tie, one that differs counts the differing token too."""
+
+    exact: int = 0
+    ties: int = 0
+    differs: int = 0
+    matched: int = 0
+    compared: int = 0
+
+    @property
+    def n(self) -> int:
+        """How many sequences."""
+        return self.exact + self.ties + self.differs
+
+    @property
+    def share(self) -> float:
+        """Matched tokens of compared tokens; 0 when nothing was compared."""
+        return self.matched / self.compared if self.compared else 0.0
+
+
+def summarise(found: Iterable[Divergence]) -> Summary:
+    """Count the verdicts and the tokens."""
+    items = list(found)
+    return Summary(
+        exact=sum(d.verdict == "exact" for d in items),
+        ties=sum(d.verdict == "tie" for d in items),
+        differs=sum(d.verdict == "differs" for d in items),
+        matched=sum(d.matched for d in items),
+        compared=sum(d.matched + (d.verdict == "differs") for d in items),
     )
