@@ -39,7 +39,7 @@ def rms_norm(site: SiteView) -> Match | None:
         return None
     form = _fused(site.target, tree.root) or _form(tree.root)
     if form is not None:
-        return _known(site.target, form, tree.arguments)
+        return _known(site.target, form)
     return _near(site.target, tree.root, len(list(site.target.children())))
 
 
@@ -103,24 +103,25 @@ def _fused(module: Any, root: Node) -> _Form | None:
     )
 
 
-def _known(module: Any, form: _Form, arguments: tuple[str, ...]) -> Match:
+def _known(module: Any, form: _Form) -> Match:
     eps = number(module, form.eps)
     weight = tensor(module, ("param", form.weight)) if form.weight else None
-    traits: dict[str, Any] = {
-        "eps": eps,
-        "offset": form.offset,
-        "cast_first": form.cast_first,
-        "weight": weight is not None,
-    }
+    traits: dict[str, Any] = {"eps": eps, "offset": form.offset, "cast_first": form.cast_first}
+    traits["weight"] = weight is not None
     differs = []
     if eps is None:
         differs.append("eps is None: the machine epsilon of the input's dtype")
     if weight is not None and weight.dim() != 1:
         differs.append(f"the weight has shape {list(weight.shape)}, the op's has one axis")
-    if differs:
+    if eps is None or differs:
         return Match(op="rms_norm", status="variant", reason="an RMS norm", differs=tuple(differs), traits=traits)
     if weight is not None:
         traits["width"] = weight.shape[0]
+    binding = Binding(args=_arguments(form, eps))
+    return Match(op="rms_norm", status="known", reason=_formula(form, eps), binding=binding, traits=traits)
+
+
+def _arguments(form: _Form, eps: float) -> tuple[Arg, ...]:
     args = [Arg(name="x", source="forward", path=form.x)]
     if form.weight:
         args.append(Arg(name="weight", source="parameter", path=form.weight))
@@ -128,27 +129,17 @@ def _known(module: Any, form: _Form, arguments: tuple[str, ...]) -> Match:
         args.append(Arg(name="eps", source="attribute", path=form.eps[1], value=eps))
     else:
         args.append(Arg(name="eps", source="constant", value=eps))
-    args += [
-        Arg(name="offset", source="constant", value=form.offset),
-        Arg(name="cast_first", source="constant", value=form.cast_first),
-    ]
-    scale = (
-        "no weight"
-        if weight is None
-        else "(1 + w)"
-        if form.offset == 1
-        else "w"
-        if not form.offset
-        else f"({form.offset:g} + w)"
-    )
-    order = "" if weight is None else ", rounded before the weight" if form.cast_first else ", weight in fp32"
-    return Match(
-        op="rms_norm",
-        status="known",
-        reason=f"x / rms(x) * {scale}, eps {eps:g}{order}",
-        binding=Binding(args=tuple(args)),
-        traits=traits,
-    )
+    args.append(Arg(name="offset", source="constant", value=form.offset))
+    args.append(Arg(name="cast_first", source="constant", value=form.cast_first))
+    return tuple(args)
+
+
+def _formula(form: _Form, eps: float) -> str:
+    if not form.weight:
+        return f"x / rms(x), eps {eps:g}"
+    scale = f"({form.offset:g} + w)" if form.offset else "w"
+    order = "rounded before the weight" if form.cast_first else "weight in fp32"
+    return f"x / rms(x) * {scale}, eps {eps:g}, {order}"
 
 
 def _near(module: Any, root: Node, children: int) -> Match | None:

@@ -31,34 +31,31 @@ def router(site: SiteView) -> Match | None:
     tops = [n for n in nodes if n[0] == "topk"]
     traits: dict[str, Any] = {"experts": tensor(site.target, keyword(logits[0], "weight")).shape[0]}  # type: ignore[union-attr]
     if not tops:
-        table = [n for n in nodes if n[0] == "param" and _whole_numbers(site.target, n)]
-        differs = ("the experts come from a table",)
-        return (
-            Match(op="router", status="variant", reason="scores experts", differs=differs, traits=traits)
-            if table
-            else None
-        )
+        held = any(n[0] == "param" and _whole_numbers(site.target, n) for n in nodes)
+        return _variant("router", "scores experts", "the experts come from a table", traits) if held else None
     if len({str(n) for n in logits}) > 1:
         return None
-    final = tops[0]
-    score = _scoring(logits[0], nodes, final)
-    k = keyword(final, "k")
-    traits |= {
-        "top_k": number(site.target, k) if k else None,
-        "scoring": score,
+    traits |= _choice(site.target, logits[0], tops, nodes)
+    reason = f"top {traits['top_k']} of {traits['experts']}, {traits['scoring'] or 'other scoring'}"
+    if traits["scoring"] is None:
+        return _variant("router", reason, f"scores by {_outer(tops[0], logits[0])}", traits)
+    return Match(op="router", status="known", reason=reason, traits=traits)
+
+
+def _variant(op: str, reason: str, differs: str, traits: dict[str, Any]) -> Match:
+    return Match(op=op, status="variant", reason=reason, differs=(differs,), traits=traits)
+
+
+def _choice(module: nn.Module, logits: Node, tops: list[Node], nodes: list[Node]) -> dict[str, Any]:
+    """How experts are chosen and weighed."""
+    k, own = keyword(tops[0], "k"), walk(logits)
+    return {
+        "top_k": number(module, k) if k else None,
+        "scoring": _scoring(logits, nodes, tops[0]),
         "grouped": len({str(t) for t in tops}) > 1,
+        "correction": any(n[0] in ("param", "arg") and n not in own for n in walk(tops[0][1])),
+        "renormalise": any(n[0] == "div" and any(m[0] == "sum" for m in walk(n)) for n in nodes),
     }
-    own = walk(logits[0])
-    traits["correction"] = any(n[0] in ("param", "arg") and n not in own for n in walk(final[1]))
-    traits["renormalise"] = any(n[0] == "div" and any(m[0] == "sum" for m in walk(n)) for n in nodes)
-    differs = () if score is not None else (f"scores by {_outer(final, logits[0])}",)
-    return Match(
-        op="router",
-        status="variant" if differs else "known",
-        reason=f"top {traits['top_k']} of {traits['experts']}, {score or 'other scoring'}",
-        differs=differs,
-        traits=traits,
-    )
 
 
 def _whole_numbers(module: nn.Module, node: Node) -> bool:
@@ -95,40 +92,19 @@ def experts(site: SiteView) -> Match | None:
         return None
     if (site.kind == "interface") != (len(flags) == len(_FLAGS)):
         return None
-    traits: dict[str, Any] = {
-        "experts": next(iter(stacked.values()))[0],
-        "shapes": {n: list(s) for n, s in stacked.items()},
-    }
+    traits: dict[str, Any] = {"experts": next(iter(stacked.values()))[0]}
+    traits["shapes"] = {n: list(s) for n, s in stacked.items()}
     if not flags:
-        return Match(
-            op="experts",
-            status="variant",
-            reason="stacked experts",
-            differs=("not behind the experts interface",),
-            traits=traits,
-        )
-    traits |= {
-        "gated": flags["has_gate"],
-        "bias": flags["has_bias"],
-        "transposed": flags["is_transposed"],
-        "interleaved": not flags["is_concatenated"],
-    }
-    differs = []
+        return _variant("experts", "stacked experts", "not behind the experts interface", traits)
+    traits |= {"gated": flags["has_gate"], "bias": flags["has_bias"], "transposed": flags["is_transposed"]}
+    traits["interleaved"] = not flags["is_concatenated"]
+    reason = f"{traits['experts']} experts, {'[E, in, out]' if flags['is_transposed'] else '[E, out, in]'}"
     if getattr(m, "has_post_expert_norm", False):
-        differs.append("a norm follows each expert")
+        return _variant("experts", reason, "a norm follows each expert", traits)
     form = _gate(m) if flags["has_gate"] else _plain(m)
     if form is None:
-        differs.append("the gate has a form that the op does not know")
-    else:
-        traits |= form
-    layout = "[E, in, out]" if flags["is_transposed"] else "[E, out, in]"
-    return Match(
-        op="experts",
-        status="variant" if differs else "known",
-        reason=f"{traits['experts']} experts, {layout}",
-        differs=tuple(differs),
-        traits=traits,
-    )
+        return _variant("experts", reason, "the gate has a form that the op does not know", traits)
+    return Match(op="experts", status="known", reason=reason, traits=traits | form)
 
 
 def _gate(m: nn.Module) -> dict[str, Any] | None:

@@ -17,8 +17,10 @@ def order_key(x: Tensor) -> Tensor:
     return torch.where(bits < 0, ~bits & 0xFFFFFFFF, bits + 0x80000000)
 
 
-def reference(scores: Tensor, starts: Tensor, ends: Tensor, k: int) -> Tensor:
+def reference(scores: Tensor, starts: Tensor, ends: Tensor, k: int, *, ordered: bool = True) -> Tensor:
     """The positions of the k largest of `scores[i, starts[i]:ends[i]]`, ascending, then -1. [R, k] int32.
+
+    Without `ordered` a kernel may give the positions of a row in any order (-1 still comes last).
 
     scores [R, T] fp32; starts, ends [R] int32. Equal scores: the lowest position wins. NaN ranks above every number (as
     in `torch.topk`), so that a broken score is seen downstream. A row shorter than k yields all its positions."""
@@ -51,8 +53,10 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield case("rows3_t320_tied", tied, 16, [0, 1, 2], [320, 320, 319])
     zeros = torch.relu(normal(3, 512) - 2.2) * torch.tensor([1.0, -1.0, 1.0])[:, None]
     yield case("rows3_t512_mostly_zero", zeros, 32, [0, 0, 5], [512, 512, 500])
-    ramp = torch.arange(512).float()
-    yield case("rows2_t512_sorted", torch.stack([ramp, -ramp]), 10, [0, 0], [512, 512])
+    ramp = torch.arange(1100).float()
+    many = torch.relu(normal(2, 1100) - 2.2)
+    yield case("rows2_t1100_mostly_zero_long", many, 24, [0, 3], [1100, 1090])
+    yield case("rows2_t1100_sorted", torch.stack([ramp, -ramp]), 10, [0, 0], [1100, 1100])
     odd = normal(3, 256)
     odd[0, 7::9], odd[0, 3::11] = float("inf"), float("nan")
     odd[1, ::2] = float("-inf")
