@@ -1,4 +1,4 @@
-"""Calls of a site to verify it with: real widths, ragged row counts, both phases' shapes, strided and extreme values."""
+"""Calls of a site to verify it with: real widths, ragged rows, both phases, strided and extreme values."""
 
 from __future__ import annotations
 
