@@ -59,6 +59,7 @@ async def respond(
     server: Server, request: Request, plan: Plan, shape: Shape, wanted: Wanted, *, stream: bool
 ) -> Response:
     """Run a plan and answer."""
+    server.admit()  # again: others may have come while the prompt was encoded; from here to the engine nothing waits
     job = Job(server.engine, server.tokenizer(), server.metrics, plan, wanted.id)
     server.jobs.add(job)
 

@@ -24,10 +24,11 @@ FORKS = multiprocessing.get_context("forkserver")
 
 
 @pytest.fixture(scope="session", autouse=True)
-def imports_once():
-    """Servers are forked from a process that has imported everything."""
+def imports_once(model):
+    """Servers are forked from a process that has imported everything, and loaded the tokenizer once."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), str(Path(dz.__file__).resolve().parent.parent)]))
+        patch.setenv("WARM_UP", str(model))
         FORKS.set_forkserver_preload(["run_server"])
         forkserver.ensure_running()
 

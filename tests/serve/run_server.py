@@ -5,13 +5,12 @@ import os
 import sys
 import traceback
 
-from transformers import AutoTokenizer, PreTrainedTokenizerFast  # noqa: F401  imported once, before processes are forked
-
 from dz.core.source import Source
 from dz.errors import DzError
 from dz.serve.config import ImageLimits, Limits, ServeConfig
 from dz.serve.launch import serve
 from dz.serve.supervisor import Watch
+from dz.upstream.processing import Processor
 
 
 class Listener:
@@ -22,14 +21,22 @@ class Listener:
         self.note(f"loaded: {ready.mixers}")
 
 
+def source(model):
+    """A folder as a source."""
+    return Source(name=model, folder=model, commit="", rev8="0" * 8, code_hash="", files=())
+
+
+if "WARM_UP" in os.environ:  # in the process that servers are forked from
+    Processor.load(source(os.environ.pop("WARM_UP")), trust=False)
+
+
 def configuration(document):
     """A ServeConfig from plain values."""
     config = {k: tuple(v) if isinstance(v, list) else v for k, v in document["config"].items()}
     limits = dict(config.pop("limits", {}))
     images = ImageLimits(**limits.pop("images", {}))
-    model = document["model"]
     return ServeConfig(
-        source=Source(name=model, folder=model, commit="", rev8="0" * 8, code_hash="", files=()),
+        source=source(document["model"]),
         settings=document["settings"],
         limits=Limits(images=images, **limits),
         watch=Watch(**config.pop("watch", {})),
