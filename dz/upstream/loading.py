@@ -99,15 +99,12 @@ def _tolerant(cls: Any) -> Any:
 
 def _processor_class(source: Source) -> Any:
     import transformers
+    from transformers.models.auto import processing_auto
 
-    name = _json(source, "processor_config.json").get("processor_class") or _json(source, "tokenizer_config.json").get(
-        "processor_class"
-    )
-    if not name:
-        from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
-
-        name = PROCESSOR_MAPPING_NAMES[raw_config(source)["model_type"]]
-    return getattr(transformers, name)
+    files = ("processor_config.json", "tokenizer_config.json")
+    name = next((n for f in files if (n := _json(source, f).get("processor_class"))), None)
+    known: Any = vars(processing_auto)["PROCESSOR_MAPPING_NAMES"]
+    return getattr(transformers, str(name or known[raw_config(source)["model_type"]]))
 
 
 def _pil_image_processor(source: Source, trust: bool) -> Any:
