@@ -1,0 +1,1 @@
+"""Implementations of mxfp4_to_fp8."""

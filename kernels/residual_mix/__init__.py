@@ -1,0 +1,1 @@
+"""Implementations of residual_mix."""
