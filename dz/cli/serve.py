@@ -171,8 +171,8 @@ def serve(
     settings = resolve_settings(flags)
     run_plugins(list(plugin or ()), "server")  # before upstream is imported: it looks once at what is installed
     source = _source(model, revision, settings)
-    chosen = {"recipe": recipe, "sets": tuple(sets or ()), "frozen": frozen, "trust": trust_remote_code}
-    plan = None if no_plan else _plan(source, settings, **chosen)
+    chosen = {"recipe": recipe, "sets": sets, "frozen": frozen}
+    plan = None if no_plan else _plan(source, settings, trust=trust_remote_code, **chosen)
     from dz.serve.config import ServeConfig
     from dz.serve.supervisor import Watch
 
@@ -250,7 +250,7 @@ def _source(model: str, revision: str | None, settings: Settings) -> Source:
 
 
 def _plan(
-    source: Source, settings: Settings, *, recipe: str | None, sets: tuple[str, ...], frozen: bool, trust: bool
+    source: Source, settings: Settings, *, trust: bool, recipe: str | None, sets: list[str] | None, frozen: bool
 ) -> dict[str, Any]:
     from dz import adapt
 
@@ -260,7 +260,7 @@ def _plan(
         device=settings.get("device"),
         settings=settings,
         recipe=recipe,
-        sets=sets or None,
+        sets=sets,
         frozen=frozen,
         progress=output.get().progress(),
     )
