@@ -12,7 +12,7 @@ from dz.core.source import Source
 READY = Ready(
     max_model_len=64, vocab_size=10, eos_token_ids=[1], dtype="float32", device="cpu", max_num_seqs=4, blocks=8,
     block_size=16, slots=4, stages=[("weights", 1.25)], memory=[("weights", 3_000_000, "as stored")],
-    mixers=[("attention", 2, "gather")], swaps=[("layers.*.norm", "decode", "rms_norm/torch")], 
+    mixers=[("attention", 2, "gather")], swaps=[("layers.*.norm", "decode", "rms_norm/torch")],
     ignored={"extra.weight": 4096},
 )  # fmt: skip
 
