@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dz import backends
 from dz.adapt import digests
@@ -15,7 +15,7 @@ from dz.core.device import Device
 from dz.core.headers import TensorInfo
 from dz.core.index import is_weight
 from dz.core.inventory import Inventory, Site, WeightFile
-from dz.core.plan import PHASES, Plan, SitePlan
+from dz.core.plan import PHASES, Choice, Plan, SitePlan
 from dz.core.protocols import Progress, Silent
 from dz.core.registry import Registry
 from dz.core.source import Source
@@ -130,7 +130,7 @@ def build(base: Basis, *, trust: bool, verify: bool, progress: Progress) -> tupl
     progress.start("verification", unit="sites")
     prove = _prover(base, built, progress) if can_run else _unproved
     chooser = Chooser(base.registry, base.device, _dtype(built), wishes, prove)
-    sites = tuple(_site(s, chooser) for s in inventory.sites)
+    sites = _one_tier(tuple(_site(s, chooser) for s in inventory.sites), inventory)
     progress.finish(_proved_words(sites, can_run))
     values = base.inputs | {"inventory": digests.of_inventory(inventory)}
     plan = Plan(
@@ -146,6 +146,20 @@ def build(base: Basis, *, trust: bool, verify: bool, progress: Progress) -> tupl
         ignore_unexpected=base.chain.ignore,
     )
     return inventory, plan
+
+
+def _one_tier(sites: tuple[SitePlan, ...], inventory: Inventory) -> tuple[SitePlan, ...]:
+    """The engine gathers all mixers of a model or none, since a sequence has one cache: where one cannot be gathered
+    the others are isolated too, and their reason says because of which."""
+    alone = next((s.id for s in inventory.sites if s.mixer is not None and "gather" not in s.mixer.tiers), None)
+    if alone is None:
+        return sites
+    why = f"isolated, as {alone} is: a sequence has one cache"
+
+    def isolated(choice: Choice) -> Choice:
+        return replace(choice, tier="isolate", reason=why) if choice.tier == "gather" else choice
+
+    return tuple(replace(s, phases={p: isolated(c) for p, c in s.phases.items()}) for s in sites)
 
 
 def _weights(source: Source) -> tuple[dict[str, TensorInfo], tuple[WeightFile, ...]]:

@@ -114,7 +114,7 @@ class _Worker:
         loaded = load(
             self.source,
             self.plan,
-            _wishes(s, device, budget, self.spec),
+            _wishes(s, device, budget, self.spec, self.plan),
             trust=self.spec.trust,
             bind=_bind,
             tell=_tell,
@@ -199,7 +199,7 @@ def _device(settings: dict[str, Any]) -> tuple[str, int]:
     return ("cuda" if device.kind in ("cuda", "rocm") else device.kind), int(max(0, total * share - (total - free)))
 
 
-def _wishes(s: dict[str, Any], device: str, budget: int, spec: EngineSpec) -> Any:
+def _wishes(s: dict[str, Any], device: str, budget: int, spec: EngineSpec, plan: Plan | None) -> Any:
     from dz.engine.loader import Wishes
 
     return Wishes(
@@ -212,7 +212,7 @@ def _wishes(s: dict[str, Any], device: str, budget: int, spec: EngineSpec) -> An
         device=device,
         budget=budget,
         load_format=spec.load_format,
-        ignore=tuple(s.get("ignore_unexpected", ())),
+        ignore=plan.ignore_unexpected if plan else (),
     )
 
 

@@ -58,14 +58,16 @@ def describe(module: nn.Module, match: Match | None, layers: tuple[int, ...]) ->
         else "other"
     )
     kind = _kind(match, recurrent, conv)
-    plain = match is not None and match.op == "attention" and match.status == "known"
+    plain = match is not None and match.op in ("attention", "mla") and match.status == "known"
     if plain and f.cache_calls == {"update"}:
         return Mixer(
             kind=kind,
             layers=layers,
             state="kv",
             tiers=("isolate", "gather"),
-            reason="plain keys and values behind the attention interface",
+            reason="keys and values are kept as latents, appended only"
+            if kind == "mla"
+            else "plain keys and values behind the attention interface",
         )
     return Mixer(kind=kind, layers=layers, state=state, tiers=("isolate",), reason=_why(match, f, state))
 
@@ -90,8 +92,6 @@ def _kind(match: Match | None, recurrent: bool, conv: bool) -> str:
 
 
 def _why(match: Match | None, f: Facts, state: str) -> str:
-    if match is not None and match.op == "mla" and match.status == "known":
-        return "keys and values are kept as latents"
     if match is not None and match.differs:
         return "; ".join(match.differs)
     if state == "recurrent":
