@@ -15,7 +15,7 @@ from dz.hub.stamp import code_hash
 from dz.upstream.build import dtype_of
 from dz.upstream.config import Architecture, architecture
 from dz.upstream.loading import load_processor, load_tokenizer, takes_images
-from dz.upstream.reference import Answer, Case, Facts, Order, Run
+from dz.upstream.reference import Answer, Ask, Case, Facts, Order, Run
 from dz.upstream.vocabulary import eos_token_ids
 
 # What a case of upstream's code may raise; anything else ends the run.
@@ -87,29 +87,39 @@ def _opened(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def answer_all(order: Order, *, done: Callable[[str], None]) -> Run:
-    """Load what the cases need, answer them in order, keep the dense logits. `done` is told each case's id.
+class Upstream:
+    """One source under one order. The model is loaded when a case needs it.
 
-    Raises Refused when the model does not load, loads incompletely, or its code is not the pinned one."""
-    source = jsonio.from_builtins(Source, order.source, where="the reference's source")
-    _refuse_changed_code(source)
-    arch = architecture(source, trust=order.trust)
-    words = _Words(source, order.trust)
-    model, notes, begun = None, [], time.monotonic()
-    if any(c.kind != "tokenize" for c in order.cases):
-        model, notes = _load(source, arch, order)
-    seconds = time.monotonic() - begun
-    eos = eos_token_ids(source, words.tokenizer)
-    answers, dense = [], {}
-    for case in order.cases:
-        answers.append(_answer(model, words, case, eos, dense))
-        done(case.id)
-    if dense:
-        from safetensors.torch import save_file
+    Raises Refused when the code is not the pinned one, or the model does not load, or loads incompletely."""
 
-        save_file(dense, order.dense)
-    facts = _facts(arch, words, order, eos, notes, seconds)
-    return Run(facts=facts, answers=answers, dense=order.dense if dense else "")
+    def __init__(self, order: Order) -> None:
+        self._order = order
+        self._source = jsonio.from_builtins(Source, order.source, where="the reference's source")
+        _refuse_changed_code(self._source)
+        self._arch = architecture(self._source, trust=order.trust)
+        self._words = _Words(self._source, order.trust)
+        self._eos = eos_token_ids(self._source, self._words.tokenizer)
+        self._model: Any = None
+        self._notes: list[str] = []
+        self._seconds = 0.0
+
+    def answer(self, ask: Ask, *, done: Callable[[str], None]) -> Run:
+        """Answer cases in order and keep the dense logits. `done` is told each case's id."""
+        if self._model is None and any(c.kind != "tokenize" for c in ask.cases):
+            begun = time.monotonic()
+            self._model, self._notes = _load(self._source, self._arch, self._order)
+            self._seconds = time.monotonic() - begun
+        answers: list[Answer] = []
+        dense: dict[str, torch.Tensor] = {}
+        for case in ask.cases:
+            answers.append(_answer(self._model, self._words, case, self._eos, dense))
+            done(case.id)
+        if dense:
+            from safetensors.torch import save_file
+
+            save_file(dense, ask.dense)
+        facts = _facts(self._arch, self._words, self._order, self._eos, self._notes, self._seconds)
+        return Run(facts=facts, answers=answers, dense=ask.dense if dense else "")
 
 
 def _refuse_changed_code(source: Source) -> None:
@@ -133,6 +143,7 @@ def _load(source: Source, arch: Architecture, order: Order) -> tuple[Any, list[s
             dtype=dtype_of(order.dtype),
             local_files_only=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # not ignored: refused below, with their names
         )
     except Exception as e:
         said = " ".join(f"{type(e).__name__}: {e}".split())[:600]
@@ -163,8 +174,11 @@ def _answer(model: Any, words: _Words, case: Case, eos: list[int], dense: dict[s
         with torch.inference_mode():
             if case.kind == "score":
                 ids = torch.tensor([prompt], device=model.device)
-                dense[case.id] = model(input_ids=ids, use_cache=False).logits[0].float().cpu().contiguous()
-                return Answer(id=case.id, prompt=prompt, seconds=time.monotonic() - begun)
+                rows = model(input_ids=ids, use_cache=False).logits[0].float().cpu()
+                if case.dense:
+                    dense[case.id] = rows.contiguous()
+                top, margins = _best(rows[case.start :], case.top)
+                return Answer(id=case.id, prompt=prompt, margins=margins, top=top, seconds=time.monotonic() - begun)
             found = _generate(model, prompt, media, case, eos)
     except _FAULTS as e:
         said = " ".join(f"{type(e).__name__}: {e}".split())[:600]
@@ -191,18 +205,20 @@ def _generate(model: Any, prompt: list[int], media: Mapping[str, Any], case: Cas
     )
     rows = torch.stack([row[0].float().cpu() for row in out.logits])
     tokens = out.sequences[0, len(prompt) :].tolist()
+    top, margins = _best(rows, case.top)
+    ended = bool(tokens) and tokens[-1] in eos
+    stop = tokens.pop() if ended else None
+    return {"tokens": tokens, "stop_token": stop, "margins": margins, "top": top}
+
+
+def _best(rows: torch.Tensor, count: int) -> tuple[list[list[tuple[int, float]]], list[float]]:
+    """For logits [N, V]: the `count` likeliest (token, log probability) of each row and its top-1 margin."""
     if not torch.isfinite(rows.max(-1).values).all():
         raise ValueError("upstream's own logits are not finite")
-    best = torch.log_softmax(rows.double(), -1).topk(min(case.top, rows.shape[-1]), -1)
+    best = torch.log_softmax(rows.double(), -1).topk(min(count, rows.shape[-1]), -1)
     pair = rows.topk(2, -1).values
-    ended = bool(tokens) and tokens[-1] in eos
-    pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-    return {
-        "tokens": tokens[:-1] if ended else tokens,
-        "stop_token": tokens[-1] if ended else None,
-        "margins": (pair[:, 0] - pair[:, 1]).tolist(),
-        "top": [list(zip(i, v, strict=True)) for i, v in pairs],
-    }
+    top = [list(zip(i, v, strict=True)) for i, v in zip(best.indices.tolist(), best.values.tolist(), strict=True)]
+    return top, (pair[:, 0] - pair[:, 1]).tolist()
 
 
 def _placed(value: Any, model: Any) -> Any:

@@ -1,19 +1,20 @@
 """The upstream run: from_pretrained and upstream's own generate, one request at a time, in a process of its own.
 
 Nothing of dz's engine, weight loader or kernels is in that process, and no binding of this one, so it is what dz is
-compared with. `python -m dz.upstream.reference` reads one order (JSON) from stdin, prints a line for each case that is
-done, and writes its run (JSON) and the dense logits (safetensors) to the paths that the order names."""
+compared with. `python -m dz.upstream.reference` reads an order and then asks from stdin, one JSON document a line, and
+answers each ask with a line for every case that is done and one with the run; dense logits go to a safetensors file."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import IO, Any, Literal
 
 import msgspec
 
@@ -35,7 +36,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     chat template (image parts are `{"type": "image", "path": "/abs.png"}`); `length` repeats its tokens to that many.
 
     tokenize: the prompt's ids alone, no weights. generate: `max_tokens` greedy tokens with the `top` alternatives of
-    each step. score: one forward over the prompt without a cache, its logits [T, V] kept dense."""
+    each step. score: one forward over the prompt without a cache; `top` and margins of its rows from `start` on (row i
+    is what follows token i), and with `dense` all its logits [T, V] too."""
 
     id: str
     kind: Literal["generate", "score", "tokenize"] = "generate"
@@ -45,6 +47,8 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     length: int = 0
     max_tokens: int = 0
     top: int = TOP
+    start: int = 0
+    dense: bool = False
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,7 +85,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Run(msgspec.Struct, frozen=True, kw_only=True):
-    """Facts, and the answers in the order of the cases. `dense` is the file of the score cases' logits ("" if none):
+    """Facts, and the answers in the order of the cases. `dense` is the file of the dense logits ("" if none):
     one float32 tensor [T, V] by case id."""
 
     facts: Facts
@@ -90,16 +94,20 @@ class Run(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child process is told. `plugins` are the test seam's."""
+    """What the child process is told first. `plugins` are the test seam's."""
 
     source: dict[str, Any]
     trust: bool
     dtype: str
     device: str
     plugins: list[str]
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """Some cases for the child; `dense` is where the dense logits go."""
+
     cases: list[Case]
-    out: str
-    dense: str
+    dense: str = ""
 
 
 def run(
@@ -115,82 +123,117 @@ def run(
     limit: float | None = None,
     progress: Progress | None = None,
 ) -> Run:
-    """Ask upstream. `dense` is where the logits of score cases go, `log` where the child's stderr goes, `limit` the
-    most seconds it may take.
+    """Ask upstream once; see `Session`."""
+    with Session(source, trust=trust, dtype=dtype, device=device, plugins=plugins, log=log, progress=progress) as ask:
+        return ask(cases, dense=dense, limit=limit)
 
-    Raises EnvironmentFailure when the model does not fit into the host's memory or the limit passes, and Refused with
-    upstream's own words when it cannot be loaded."""
-    if any(c.kind != "tokenize" for c in cases) and device == "cpu":
-        _refuse_too_large(source, dtype)
-    say = progress or Silent()
-    with tempfile.TemporaryDirectory(prefix="dz-reference-") as folder:
-        out = Path(folder) / "run.json"
-        order = Order(
-            source=jsonio.to_builtins(source),
-            trust=trust,
-            dtype=dtype,
-            device=device,
-            plugins=list(plugins),
-            cases=list(cases),
-            out=str(out),
-            dense=str(dense) if dense else "",
+
+class Session:
+    """An upstream run that answers several times and loads the model once, when the first case needs it. The child
+    starts with the first ask and ends with `close()`, which leaving the context calls."""
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        trust: bool,
+        dtype: str = "float32",
+        device: str = "cpu",
+        plugins: Sequence[str] = (),
+        log: Path | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        self._source, self._log, self._say = source, log, progress or Silent()
+        self._order = Order(
+            source=jsonio.to_builtins(source), trust=trust, dtype=dtype, device=device, plugins=list(plugins)
         )
-        say.start("upstream run", len(cases), "cases")
-        code, said = _child(order, log or Path(folder) / "log", limit, say)
-        if code or not out.is_file():
-            raise _failure(source, code, said)
-        found = msgspec.json.decode(out.read_bytes(), type=Run)
-    say.finish(f"{found.facts.cls} in {found.facts.dtype}, loaded in {found.facts.load_seconds:.1f} s")
-    return found
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stderr: IO[bytes] | None = None
+        self._loaded = False
 
+    def __enter__(self) -> Session:
+        return self
 
-def _child(order: Order, log: Path, limit: float | None, say: Progress) -> tuple[int, str]:
-    """Run the child to its end: (exit code, what it said on stderr)."""
-    log.parent.mkdir(parents=True, exist_ok=True)
-    late = threading.Event()
-    with log.open("w+", encoding="utf-8", errors="replace") as err:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "dz.upstream.reference"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=err,
-            text=False,
-        )
-        with _killed_after(child, limit, late), child:
-            if child.stdin is None or child.stdout is None:
-                raise RuntimeError("the child has no pipes")
-            try:
-                child.stdin.write(msgspec.json.encode(order))
-                child.stdin.close()
-            except BrokenPipeError:
-                pass  # it ended before it read; its exit code and stderr tell why
-            for _ in child.stdout:
-                say.advance()
-        err.seek(0)
-        said = err.read()
-    if late.is_set():
-        why = f"it took longer than {limit:.0f} s"
-        raise EnvironmentFailure("the upstream run was ended", why, "raise the limit, or ask less", code="late")
-    return child.returncode, said
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
+    def __call__(self, cases: Sequence[Case], *, dense: Path | None = None, limit: float | None = None) -> Run:
+        """Answer cases. `dense` is the file for dense logits, `limit` the most seconds to wait.
 
-@contextlib.contextmanager
-def _killed_after(child: subprocess.Popen[bytes], limit: float | None, late: threading.Event) -> Iterator[None]:
-    def end() -> None:
-        late.set()
-        child.kill()
+        Raises EnvironmentFailure when the model does not fit into the host's memory or the limit passes, and Refused
+        with upstream's own words when it cannot be loaded or the process dies."""
+        if any(c.kind != "tokenize" for c in cases) and not self._loaded:
+            if self._order.device == "cpu":
+                _refuse_too_large(self._source, self._order.dtype)
+            self._loaded = True
+        child = self._started()
+        self._say.start(f"upstream run in {self._order.dtype}", len(cases), "cases")
+        found = self._exchange(child, Ask(cases=list(cases), dense=str(dense or "")), limit)
+        self._say.finish(found.facts.cls)
+        return found
 
-    timer = threading.Timer(limit, end) if limit is not None else None
-    try:
-        if timer is not None:
-            timer.start()
-        yield
-    except BaseException:
-        child.kill()
-        raise
-    finally:
-        if timer is not None:
+    def close(self) -> None:
+        """End the child; asking again starts another."""
+        child, self._child, self._loaded = self._child, None, False
+        if child is not None:
+            child.kill()
+            child.wait()
+            for pipe in (child.stdin, child.stdout, self._stderr):
+                if pipe is not None:
+                    with contextlib.suppress(OSError):
+                        pipe.close()
+
+    def _started(self) -> subprocess.Popen[bytes]:
+        if self._child is None:
+            if self._log is not None:
+                self._log.parent.mkdir(parents=True, exist_ok=True)
+            self._stderr = self._log.open("w+b") if self._log else tempfile.TemporaryFile()  # noqa: SIM115  close() does
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "dz.upstream.reference"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+            )
+            self._send(self._child, self._order)
+        return self._child
+
+    @staticmethod
+    def _send(child: subprocess.Popen[bytes], message: msgspec.Struct) -> None:
+        with contextlib.suppress(BrokenPipeError):  # it has ended: reading tells, its exit code and stderr say why
+            child.stdin.write(msgspec.json.encode(message) + b"\n")  # type: ignore[union-attr]
+            child.stdin.flush()  # type: ignore[union-attr]
+
+    def _exchange(self, child: subprocess.Popen[bytes], ask: Ask, limit: float | None) -> Run:
+        """Send an ask and read lines until the run comes: one for each case that is done, then the run."""
+        late = threading.Event()
+        timer = threading.Timer(limit or 0, lambda: (late.set(), child.kill()))
+        try:
+            if limit is not None:
+                timer.start()
+            self._send(child, ask)
+            for line in child.stdout or ():
+                if line.startswith(b"{"):
+                    return msgspec.json.decode(line, type=Run)
+                self._say.advance()
+        except BaseException:
+            self.close()
+            raise
+        finally:
             timer.cancel()
+        if late.is_set():
+            self.close()
+            why = f"it took longer than {limit:.0f} s"
+            raise EnvironmentFailure("the upstream run was ended", why, "raise the limit, or ask less", code="late")
+        code = child.wait()
+        said = self._told()
+        self.close()
+        raise _failure(self._source, code, said)
+
+    def _told(self) -> str:
+        if self._stderr is None:
+            return ""
+        self._stderr.seek(0)
+        return self._stderr.read().decode("utf-8", "replace")
 
 
 def _failure(source: Source, code: int, said: str) -> DzError:
@@ -232,18 +275,31 @@ def _refuse_too_large(source: Source, dtype: str) -> None:
 
 
 def main() -> int:
-    """The child process: read the order, answer every case, write the run."""
-    order = msgspec.json.decode(sys.stdin.buffer.read(), type=Order)
-    try:
-        run_plugins(order.plugins, "reference")
-        from dz.upstream.answers import answer_all
-
-        found = answer_all(order, done=lambda case: print(case, flush=True))
-    except DzError as e:
-        print(f"reference: {e.what}: {e.why}", file=sys.stderr)
-        return e.exit_code
-    Path(order.out).write_bytes(msgspec.json.encode(found))
+    """The child process: read the order, then answer asks until there are no more. Only answers go to stdout: what
+    upstream's code prints there is sent to stderr."""
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)
+        try:
+            _serve(answers)
+        except DzError as e:
+            print(f"reference: {e.what}: {e.why}", file=sys.stderr)
+            return e.exit_code
     return 0
+
+
+def _serve(answers: IO[bytes]) -> None:
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=Order)
+    run_plugins(order.plugins, "reference")
+    from dz.upstream.answers import Upstream
+
+    upstream = Upstream(order)
+
+    def say(line: bytes) -> None:
+        answers.write(line + b"\n")
+        answers.flush()
+
+    for line in sys.stdin.buffer:
+        say(msgspec.json.encode(upstream.answer(msgspec.json.decode(line, type=Ask), done=lambda _: say(b"done"))))
 
 
 if __name__ == "__main__":
