@@ -21,11 +21,13 @@ State = Literal["loading", "ready", "dead", "stopped"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """When a silent engine counts as frozen: `silence` seconds without any message while requests are open, or `stall`
-    seconds without a token or a step. `tick` is how often this is looked at."""
+    """When an engine with open requests counts as frozen: `silence` seconds without any message (a step may take long),
+    `stall` seconds without a token or a step, `stopped` seconds in the state that SIGSTOP causes. `tick` is how often
+    this is looked at."""
 
-    silence: float = 60.0
+    silence: float = 300.0
     stall: float = 600.0
+    stopped: float = 5.0
     tick: float = 0.25
 
 
@@ -81,8 +83,9 @@ class Supervisor:
         """Raise ApiError 503 unless requests can be served."""
         if self.state != "ready":
             raise unavailable(self.reason)
-        if self._worker is not None and self._open and self._silent(self._worker) > self._watch.silence:
-            raise unavailable("the engine does not answer")
+        worker = self._worker
+        if worker is not None and (worker.stopped or (self._open and self._silent(worker) > self._watch.silence)):
+            raise unavailable("the engine process is stopped" if worker.stopped else "the engine does not answer")
 
     async def submit(self, message: Submit, sink: Sink) -> None:
         """Hand a sequence to the engine; its outputs come to `sink`. Raises ApiError 503."""
@@ -204,13 +207,18 @@ class Supervisor:
 
     async def _guard(self, worker: Worker) -> str:
         """Returns, with the reason, when the worker is frozen."""
+        running = time.monotonic()
         while True:
             await asyncio.sleep(self._watch.tick)
+            if not worker.stopped:
+                running = time.monotonic()
             if not self._open or self.state != "ready":
                 continue
             if self._silent(worker) > self._watch.silence:
                 return f"it gave no sign of life for {self._watch.silence:g} s"
-            if time.monotonic() - max(self._progress, 0) > self._watch.stall:
+            if time.monotonic() - running > self._watch.stopped:
+                return "a signal had stopped it"
+            if time.monotonic() - self._progress > self._watch.stall:
                 return f"it made no step for {self._watch.stall:g} s while requests were open"
 
     @staticmethod

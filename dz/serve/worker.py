@@ -112,6 +112,15 @@ class Worker:
             out.append(await self.receive())
         return out
 
+    @property
+    def stopped(self) -> bool:
+        """Whether a signal has stopped the process (SIGSTOP), where the system tells."""
+        try:
+            stat = Path(f"/proc/{self.process.pid}/stat").read_text("ascii", "replace")
+        except OSError:
+            return False
+        return stat.rpartition(")")[2].split()[:1] == ["T"]
+
     def kill(self) -> None:
         """SIGKILL for the worker and everything it started."""
         try:

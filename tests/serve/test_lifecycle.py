@@ -176,8 +176,9 @@ def test_counters_survive_a_restart(start):
     served.wait(lambda: served.metric("dz:steps_total") >= seen + 8)
 
 
-def test_a_frozen_engine_is_found_and_replaced(start):
-    served = start(config={"watch": {"silence": 1.0, "tick": 0.05}})
+@pytest.mark.parametrize("watch", [{"silence": 1.0}, {"stopped": 1.0}])
+def test_a_frozen_engine_is_found_and_replaced(start, watch):
+    served = start(config={"watch": {**watch, "tick": 0.05}})
     time.sleep(1.5)  # silence does not matter while nothing is open
     child = engine(served)
     begun = time.monotonic()
@@ -186,7 +187,17 @@ def test_a_frozen_engine_is_found_and_replaced(start):
     assert 0.9 < time.monotonic() - begun < 4
     served.wait(lambda: health(served)[0] == 200)
     assert not child.is_running()
-    assert "gave no sign of life" in served.text or "froze" in served.text
+    assert "the engine process froze and was killed" in served.text
+    assert served.complete(FOX, max_tokens=4)["text"] == FOX
+
+
+def test_a_stopped_engine_shows_in_health_at_once(start):
+    served = start()
+    os.kill(engine(served).pid, signal.SIGSTOP)
+    served.wait(lambda: health(served) == (503, "the engine process is stopped"), 2)
+    assert served.post("/v1/completions", prompt="a").status_code == 503
+    os.kill(engine(served).pid, signal.SIGCONT)
+    served.wait(lambda: health(served)[0] == 200, 2)
     assert served.complete(FOX, max_tokens=4)["text"] == FOX
 
 
