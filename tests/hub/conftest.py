@@ -100,6 +100,7 @@ def isolated(monkeypatch, tmp_path):
 
     for var in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_ENDPOINT", "HF_HUB_OFFLINE", "DZ_WORKSPACE"):
         monkeypatch.delenv(var, raising=False)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # dz.upstream puts the client offline in its process
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setattr(agents, "_registry", {"standardEnvVars": [], "harnesses": {}})
     monkeypatch.setattr(client, "WAITS", (0.0, 0.0))
