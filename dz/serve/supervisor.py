@@ -158,7 +158,7 @@ class Supervisor:
         try:
             done, _ = await asyncio.wait(jobs, return_when=asyncio.FIRST_COMPLETED)
             loading, frozen = self.state == "loading", jobs[1].result() if jobs[1] in done else None
-            self._ending()
+            self._ending(_how(worker.process.returncode, frozen))
             for job in jobs[:2]:
                 job.cancel()
             await asyncio.gather(*jobs[:2], return_exceptions=True)
@@ -225,10 +225,10 @@ class Supervisor:
     def _silent(worker: Worker) -> float:
         return time.monotonic() - worker.last_message
 
-    def _ending(self) -> None:
+    def _ending(self, how: str) -> None:
         """The worker is gone or about to be: requests end now, not when its remains are cleared away."""
         if self.state != "stopped":
-            self.state, self.reason = "loading", "the engine has ended"
+            self.state, self.reason = "loading", how
         self._fail_all()
 
     def _fail_all(self) -> None:
@@ -239,12 +239,22 @@ class Supervisor:
             sink.queue.put_nowait(unavailable(self.reason))
 
 
+def _how(code: int | None, frozen: str | None) -> str:
+    if frozen:
+        return "the engine process froze and was killed"
+    if code is None:
+        return "the engine has failed"
+    return (
+        f"the engine process was killed by signal {-code}" if code < 0 else f"the engine process ended with code {code}"
+    )
+
+
 def _ended(code: int | None, frozen: str | None, *, loading: bool) -> DzError:
-    how = f"was killed by signal {-code}" if code is not None and code < 0 else f"ended with code {code}"
-    what = "the engine process froze and was killed" if frozen else f"the engine process {how}"
-    why = frozen or ("while it was loading" if loading else "while it was serving")
     return EnvironmentFailure(
-        what, why, "read the lines above; the engine writes its traceback there", code="engine_died"
+        _how(code, frozen),
+        frozen or ("while it was loading" if loading else "while it was serving"),
+        "read the lines above; the engine writes its traceback there",
+        code="engine_died",
     )
 
 

@@ -146,6 +146,13 @@ def server(model, tmp_path_factory):
         yield served
 
 
+@pytest.fixture(scope="session")
+def chunky(model, tmp_path_factory):
+    """Another whose engine sends three tokens at a time."""
+    with run(model, tmp_path_factory.mktemp("chunky") / "log", settings={"chunk": 3}) as served:
+        yield served
+
+
 @pytest.fixture
 def start(model, tmp_path):
     """A function that starts servers of one's own; they end with the test."""

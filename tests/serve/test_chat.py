@@ -77,8 +77,8 @@ def test_a_stream(server):
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_streamed_logprobs_are_those_of_the_whole(server, start, chunk):
-    served = server if chunk == 1 else start(settings={"chunk": chunk})
+def test_streamed_logprobs_are_those_of_the_whole(server, chunky, chunk):
+    served = server if chunk == 1 else chunky
     body = {"messages": USER, "max_tokens": 8, "logprobs": True, "top_logprobs": 2, "n": 2}
     whole = chat(served, **body)
     joined = {0: [], 1: []}

@@ -126,8 +126,8 @@ def test_prompt_logprobs_by_id(server):
 
 @pytest.mark.parametrize("text", ["한국어 문장", "👩‍👩‍👧‍👦 and 🇰🇷", "naïve e\u0301", "a\ufffdb"])
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_characters_are_never_cut(server, start, text, chunk):
-    served = server if chunk == 1 else start(settings={"chunk": chunk})
+def test_characters_are_never_cut(server, chunky, text, chunk):
+    served = server if chunk == 1 else chunky
     n = len(tokens(served, text))
     events = served.stream("/v1/completions", prompt=text, max_tokens=n)
     pieces = [c["text"] for e in events for c in e["choices"]]
@@ -137,8 +137,8 @@ def test_characters_are_never_cut(server, start, text, chunk):
 
 
 @pytest.mark.parametrize("chunk", [1, 3])
-def test_streamed_equals_whole(server, start, chunk):
-    served = server if chunk == 1 else start(settings={"chunk": chunk})
+def test_streamed_equals_whole(server, chunky, chunk):
+    served = server if chunk == 1 else chunky
     body = {"prompt": [FOX, "over the"], "max_tokens": 7, "n": 2, "logprobs": 2, "return_token_ids": True}
     whole = served.post("/v1/completions", **body).json()
     joined = {}

@@ -251,7 +251,7 @@ values = st.recursive(
 names = st.sampled_from([*BAD_CHAT, *UNSUPPORTED, "prompt", "echo", "tokens", "add_special_tokens"])
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(path=st.sampled_from(POSTS), body=st.dictionaries(names, values, max_size=4), good=st.booleans())
 def test_odd_values_never_cause_a_500(server, path, body, good):
     base = {"messages": USER, "prompt": "the fox", "tokens": [5], "max_tokens": 2} if good else {}
