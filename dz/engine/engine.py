@@ -54,27 +54,35 @@ class Engine:
 
     def submit(self, id: str, tokens: list[int], sampling: Sampling, media: dict[str, Any]) -> None:
         """Queue a request; one that can never run is answered by an error Output at the next `step`."""
-        refusal = self.scheduler.refusal(len(tokens), sampling.max_tokens)
-        if refusal is None and not all(0 <= t < self.vocab for t in tokens):
-            refusal = f"the prompt holds a token id outside 0..{self.vocab - 1}"
-        if refusal is None and id in self.sequences:
-            refusal = f"a request with the id {id} is already running"
-        if refusal is None and media and len(tokens) > self.limits.blocks * self.limits.block_size:
-            refusal = "the prompt with its images is longer than the whole cache"
-        if refusal:
-            self._answers.append(
-                Output(id, [], finish="error", error=("too_long" if "maximum" in refusal else "bad_request", refusal))
-            )
+        refusal = self._refusal(id, tokens, sampling)
+        if refusal is not None:
+            self._answers.append(Output(id, [], finish="error", error=refusal))
             return
-        room = self.limits.max_model_len - len(tokens)
+        room = self.scheduler.longest - len(tokens)
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.eos)
+        rope = self.runner.following
+        apart = not media and (rope is None or len(tokens) <= rope.length)
         seq = Sequence(
-            id, list(tokens), len(tokens), sampling, min(sampling.max_tokens, room), whole=bool(media), memo=Memo(media)
+            id,
+            list(tokens),
+            len(tokens),
+            sampling,
+            min(sampling.max_tokens, room),
+            whole=0 if apart else len(tokens),
+            stepwise=rope is not None and not rope.restarts,
+            memo=Memo(media),
         )
         seq.chooser = Chooser(sampling, tokens, stops, self.vocab)
         seq.prompt_logprobs = [None] if sampling.prompt_logprobs is not None else None
         self.sequences[id] = seq
         self.scheduler.add(seq)
+
+    def _refusal(self, id: str, tokens: list[int], sampling: Sampling) -> tuple[str, str] | None:
+        if id in self.sequences:
+            return "bad_request", f"a request with the id {id} is already running"
+        if not all(0 <= t < self.vocab for t in (*tokens, *sampling.allowed_token_ids)):
+            return "bad_request", f"the request holds a token id outside 0..{self.vocab - 1}"
+        return self.scheduler.refusal(len(tokens), sampling.max_tokens)
 
     def abort(self, ids: list[str]) -> None:
         """End requests wherever they are; unknown ids are ignored."""
@@ -123,11 +131,14 @@ class Engine:
         return Batch(tuple(kept)) if kept else None
 
     def _wanted(self, w: Work) -> list[int]:
+        """Offsets within the work: those that give log-probabilities of the prompt, and the last one if it chooses."""
+        out: list[int] = []
         if w.seq.prompt_logprobs is not None and w.start < w.seq.prompt:
             known = len(w.seq.prompt_logprobs)  # logits at p give the log-probability of token p + 1
-            first = max(known - 1 - w.start, 0)
-            return list(range(first, min(w.count, w.seq.prompt - w.start))) or ([w.count - 1] if w.last else [])
-        return [w.count - 1] if w.last else []
+            out = list(range(max(known - 1 - w.start, 0), min(w.count, w.seq.prompt - w.start)))
+        if w.last and (not out or out[-1] != w.count - 1):
+            out.append(w.count - 1)
+        return out
 
     def _apply(self, batch: Batch, wanted: list[list[int]], logits: torch.Tensor) -> None:
         """One pass over all rows finds the greedy choice of each and whether it is finite (a maximum keeps NaN)."""
@@ -159,7 +170,7 @@ class Engine:
             self._end(seq, "stop", stop_token=token)
             return
         seq.tokens.append(token)
-        done = seq.output >= seq.max_tokens
+        done, rope = seq.output >= seq.max_tokens, self.runner.following
         self._answers.append(
             Output(
                 seq.id,
@@ -171,6 +182,9 @@ class Engine:
         )
         if done:
             self._forget(seq)
+        elif rope is not None and rope.restarts and len(seq.tokens) == rope.length + 1:
+            self.scheduler.restart(seq)
+            self.runner.forget(seq)
 
     def _note_prompt(self, w: Work, rows: torch.Tensor) -> None:
         seq = w.seq

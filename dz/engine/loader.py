@@ -22,6 +22,7 @@ from dz.upstream import weights
 from dz.upstream.build import Built, build_meta, dtype_of
 from dz.upstream.decoder import Decoder, Head
 from dz.upstream.footprint import Footprint, footprint, measure
+from dz.upstream.rope import follows_from
 from dz.upstream.vision import Wrapper
 from dz.weights.checkpoint import Checkpoint, open_checkpoint
 
@@ -93,10 +94,10 @@ def load(
     found = footprint(built, decoder)
     if isinstance(found, Footprint):
         sized = _plan(built, found, "counted on meta", wishes, coverage, tell)
-        _read(built, checkpoint, wishes)
+        _read(built, decoder, checkpoint, wishes)
     else:
         tell(f"memory: the cache is measured after loading, since upstream's decoder does not run on meta ({found})")
-        _read(built, checkpoint, wishes)
+        _read(built, decoder, checkpoint, wishes)
         sized = _plan(built, measure(built, decoder), "measured", wishes, coverage, tell)
     stages.done("weights")
     limits = Limits(
@@ -152,15 +153,13 @@ class _Unswapped(AbstractContextManager[None]):
 
 def _may_gather(built: Built, plan: Plan | None) -> bool:
     """Rope that looks at the longest position of a batch would rotate a sequence by its neighbours."""
-    ropes = getattr(built.text_config, "rope_parameters", None) or {}
-    tables = [ropes, *(v for v in ropes.values() if isinstance(v, dict))]
-    if any(t.get("rope_type") in ("dynamic", "longrope") for t in tables):
+    if follows_from(built.text_config) is not None:
         return False
     tiers = {c.tier for s in (plan.sites if plan else ()) for c in s.phases.values() if c.tier}
     return not tiers or tiers == {"gather"}
 
 
-def _read(built: Built, checkpoint: Checkpoint, wishes: Wishes) -> None:
+def _read(built: Built, decoder: Decoder, checkpoint: Checkpoint, wishes: Wishes) -> None:
     """Every tensor, once. What keeps its dtype is copied out of the mapped file, so that nothing served depends on a
     file that may be replaced; conversions copy anyway."""
 
@@ -170,6 +169,7 @@ def _read(built: Built, checkpoint: Checkpoint, wishes: Wishes) -> None:
 
     weights.load(built, checkpoint.headers(), get, wishes.device, list(wishes.ignore))
     checkpoint.close()
+    decoder.settle()
 
 
 def _plan(

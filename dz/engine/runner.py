@@ -15,6 +15,7 @@ from dz.engine.sequence import Batch, Sequence, Work
 from dz.upstream.build import Built
 from dz.upstream.cache import new_cache
 from dz.upstream.decoder import Decoder, Head
+from dz.upstream.rope import following
 from dz.upstream.vision import Prompt, Wrapper
 
 
@@ -30,7 +31,8 @@ class Memo:
 
 
 class Runner:
-    """One device. `phase[0]` is what the swapped kernels of the plan ask for while a step runs."""
+    """One device. `phase[0]` is what the swapped kernels of the plan ask for while a step runs. `following` says which
+    tokens must come together, where the rope asks for it."""
 
     def __init__(
         self, built: Built, decoder: Decoder, taps: Taps, head: Head, wrapper: Wrapper, tier: Tier, phase: list[str]
@@ -39,12 +41,13 @@ class Runner:
         self.wrapper, self.tier = wrapper, tier
         self.device = next(built.model.parameters()).device
         self.phase = phase
+        self.following = following(built.model)
 
     def prepare(self, seq: Sequence) -> None:
         """Ask upstream what it makes of a prompt with images. Raises Refused when they do not fit."""
         memo: Memo = seq.memo
         if memo.media and memo.image is None:
-            ids = torch.tensor([seq.tokens[: seq.prompt]], dtype=torch.long, device=self.device)
+            ids = torch.tensor([seq.tokens[: seq.whole]], dtype=torch.long, device=self.device)
             media = {k: _to(v, self.device) for k, v in memo.media.items()}
             memo.image = self.wrapper.prompt(ids, media)
             memo.shift = memo.image.shift

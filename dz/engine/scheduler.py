@@ -24,18 +24,28 @@ class Scheduler:
         self.preemptions = 0
         self._on_preempt = on_preempt or (lambda seq: None)
 
-    def refusal(self, prompt: int, max_tokens: int) -> str | None:
-        """Why a request can never run, in words; None when it can."""
-        most = self.limits.max_model_len
+    @property
+    def longest(self) -> int:
+        """The longest context in tokens: the model's limit, or what the whole pool holds."""
+        return min(self.limits.max_model_len, self.limits.blocks * self.limits.block_size)
+
+    def refusal(self, prompt: int, max_tokens: int) -> tuple[str, str] | None:
+        """Why a request can never run, as (code, words); None when it can."""
+        most = self.longest
         if prompt < 1:
-            return "the prompt is empty"
+            return "bad_request", "the prompt is empty"
         if prompt + min(max_tokens, 1) > most:
-            return f"the prompt has {prompt} tokens, the maximum context length is {most} tokens including the output"
+            text = f"the prompt has {prompt} tokens, the maximum context length is {most} tokens including the output"
+            return "too_long", text
         return None
 
     def add(self, seq: Sequence) -> None:
         """Queue a sequence that `refusal` let pass."""
         self.waiting.append(seq)
+
+    def restart(self, seq: Sequence) -> None:
+        """Compute all tokens of a running sequence anew, in one piece; it keeps its seat."""
+        seq.computed, seq.whole = 0, len(seq.tokens)
 
     def finish(self, seq: Sequence) -> None:
         """Take a sequence out, wherever it is, and free what it holds."""
@@ -60,10 +70,9 @@ class Scheduler:
             if seq.state != "running" or budget <= 0:
                 continue
             count = self._share(seq, budget)
-            if self._room(seq, count, work):
+            if self._room(seq, count):
                 work.append(Work(seq, seq.computed, count))
                 budget -= count
-        work = [w for w in work if w.seq.state == "running"]
         if self.preemptions > before:  # what was just freed is for those who run
             return Batch(tuple(work)) if work else None
         budget = self.limits.max_num_batched_tokens - sum(w.count for w in work)
@@ -82,11 +91,15 @@ class Scheduler:
 
     @staticmethod
     def _share(seq: Sequence, budget: int) -> int:
-        """A whole prompt takes what it needs in one piece, and may overdraw the budget: waiting for an empty step could
-        take for ever. Everything else takes what is left."""
-        return seq.prompt if seq.whole and seq.computed == 0 else min(seq.pending, budget)
+        """What must be whole takes what it needs in one piece, and may overdraw the budget: waiting for an empty step
+        could take for ever. Everything else takes what is left."""
+        if seq.computed < seq.whole:
+            return seq.whole - seq.computed
+        if seq.stepwise:
+            return min(seq.prompt - seq.computed, budget) if seq.computed < seq.prompt else 1
+        return min(seq.pending, budget)
 
-    def _room(self, seq: Sequence, count: int, work: list[Work]) -> bool:
+    def _room(self, seq: Sequence, count: int) -> bool:
         while True:
             slot = self.admission.grow(seq.blocks, seq.slot, seq.computed + count)
             if slot is not None:

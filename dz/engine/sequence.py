@@ -10,15 +10,18 @@ from dz.core.messages import Logprob, Sampling
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """`tokens` are prompt and output; `computed` of them are in the cache. `whole` prompts (images) are prefilled in
-    one piece and alone. `memo` belongs to the runner: upstream's cache, positions, and what was captured."""
+    """`tokens` are prompt and output; `computed` of them are in the cache. The first `whole` of them are computed in
+    one piece (prompts with images; 0: none). After a preemption the outputs of `stepwise` sequences are computed again
+    one at a time, as they were at first. `memo` belongs to the runner: upstream's cache, positions, and what was
+    captured."""
 
     id: str
     tokens: list[int]
     prompt: int
     sampling: Sampling
     max_tokens: int
-    whole: bool = False
+    whole: int = 0
+    stepwise: bool = False
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
     slot: int | None = None

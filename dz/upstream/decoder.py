@@ -13,6 +13,7 @@ from torch import nn
 from dz.errors import Refused
 from dz.upstream.build import Built
 from dz.upstream.cache import CACHE_NAMES
+from dz.upstream.rope import Snapshot, follows_from
 
 
 class Decoder:
@@ -30,6 +31,13 @@ class Decoder:
                 "dz cannot continue a sequence without one; report it with the model's name",
                 code="no_cache",
             )
+        self.fresh: Snapshot | None = None
+
+    def settle(self) -> None:
+        """From now on each call starts from the state that the modules have now, whatever earlier calls leave: some
+        ropes rescale to the longest position that they have seen. To be called once the buffers are in place."""
+        if follows_from(self.built.text_config) is not None:
+            self.fresh = Snapshot(m for m in self.module.modules() if m._non_persistent_buffers_set)
 
     def __call__(
         self,
@@ -42,6 +50,8 @@ class Decoder:
     ) -> torch.Tensor:
         """Hidden states [B, S, D] after the final norm. `ids` [B, S]; `positions` [B, S] or [R, B, S]; `given` are
         further arguments captured from upstream's own call (embeddings and whatever belongs to images)."""
+        if self.fresh is not None:
+            self.fresh.restore()
         args: dict[str, Any] = dict(given or {})
         if ids is not None:
             args["input_ids"] = ids

@@ -13,6 +13,7 @@ from torch import nn
 from dz.upstream.build import Built
 from dz.upstream.cache import bytes_in, make_facade, new_cache
 from dz.upstream.decoder import Decoder, mixers, replaced
+from dz.upstream.rope import Snapshot
 
 SHORT, LONG = 64, 128  # tokens of the two runs; the difference is what one more token costs
 
@@ -77,14 +78,14 @@ def _run(decoder: Decoder, cache: Any, n: int) -> None:
 
 @contextmanager
 def _on_meta(model: nn.Module) -> Iterator[None]:
-    kept = [(m, n, b) for m in model.modules() for n, b in m._buffers.items() if b is not None]
-    for module, name, buffer in kept:
-        module._buffers[name] = buffer.to("meta")
+    kept = Snapshot(model.modules(), values=False)  # some ropes also keep tensors as plain attributes
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            module._buffers[name] = buffer.to("meta") if buffer is not None else None
     try:
         yield
     finally:
-        for module, name, buffer in kept:
-            module._buffers[name] = buffer
+        kept.restore()
 
 
 @contextmanager

@@ -91,6 +91,7 @@ def load(
             code="not_loaded",
         )
     _move_buffers(model, device)
+    model.requires_grad_(False)
     return found
 
 

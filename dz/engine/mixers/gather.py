@@ -47,7 +47,11 @@ class Gather:
         """Hidden states [1, T, D] of all shares in their order."""
         if len(shares) > 1 and all(s.count == 1 for s in shares):
             return self._decode(shares)
-        return self._packed(shares)
+        hidden = self._packed(shares)
+        if len(shares) == 1 or bool(torch.isfinite(hidden).all()):
+            return hidden
+        # a masked key weighs 0, and 0 times NaN is NaN: one sequence's would be everybody's
+        return torch.cat([self._packed([s]) for s in shares], 1)
 
     def alone(self, share: Share, given: dict[str, Any]) -> torch.Tensor:
         """A whole prompt in one piece with arguments captured from upstream (images): its own masks stay in force."""
