@@ -128,16 +128,16 @@ def _list(request: Request) -> int:
 
 
 def _show(done: Outcome, model: str, *, exit_zero: bool) -> int:
-    from dz.accept.report import row
+    from dz.accept.report import counts, row
 
     out = output.get()
     out.document(done.report.document())
     out.table(COLUMNS, [row(r) for r in done.results])
     bad = done.against
-    passed = sum(r.status == "pass" for r in done.results)
+    counted = ", ".join(f"{n} {word}" for word, n in counts(done.results).items() if n)
     word = "passed" if not bad else "failed"
     left = f"; not run: {', '.join(done.report.missing)}" if done.report.missing else ""
-    out.result(word, f"{word}: {passed} of {len(done.results)} checks passed{left} -> {done.path}")
+    out.result(word, f"{word}: {counted or 'nothing was run'}{left} -> {done.path}")
     if bad:
         out.hint(f"dz accept {model} --lf")
     else:

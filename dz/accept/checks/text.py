@@ -135,9 +135,9 @@ def _verdict(
     if not spread.kl_mean <= limits.max_kl:
         faults.append(f"mean KL {spread.kl_mean:.3g} above {limits.max_kl:.3g}")
     figures = (
-        f"{found.exact} of {found.n} answers exact, {found.ties} part at near ties, {found.differs} differ; "
-        f"top-1 {spread.top1:.4f} ({spread.ties} near ties apart), mean KL {spread.kl_mean:.2g}, max {spread.kl_max:.2g}"
-        f" over {spread.n} steps"
+        f"{found.exact} of {found.n} answers exact, {found.ties} part at near ties, {found.differs} differ"
+        f"; top-1 {spread.top1:.4f} ({spread.ties} near ties apart), mean KL {spread.kl_mean:.2g}, max"
+        f" {spread.kl_max:.2g} over {spread.n} steps"
     )
     make = failed if faults else passed
     return make(
