@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 from fastapi import FastAPI
@@ -79,12 +80,12 @@ def _tokens(app: FastAPI, server: Server) -> None:
         if (body.prompt is None) == (body.messages is None):
             raise bad("prompt: give either prompt or messages", "prompt")
         if body.messages is not None:
-            messages = convert(body.messages, server.config.limits.images)
+            messages = await asyncio.to_thread(convert, body.messages, server.config.limits.images)
             tokens = (await server.encode(processor.prepare_chat, messages, options(body, processor))).tokens
         else:
             text = body.prompt or ""
             tokens = await server.encode(processor.encode, text, add_special_tokens=body.add_special_tokens)
-        texts = [processor.token_text(t) for t in tokens] if body.return_token_strs else None
+        texts = await asyncio.to_thread(list, map(processor.token_text, tokens)) if body.return_token_strs else None
         length = server.limits().max_model_len
         return _json({"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": texts})
 
@@ -94,7 +95,7 @@ def _tokens(app: FastAPI, server: Server) -> None:
         processor = server.tokenizer()
         if body.tokens:
             server.check_tokens(body.tokens, server.limits().vocab_size, "tokens")
-        return _json({"prompt": processor.decode(body.tokens)})
+        return _json({"prompt": await asyncio.to_thread(processor.decode, body.tokens)})
 
     @app.get("/tokenizer_info", responses={200: {"description": "Facts about the tokenizer."}}, response_class=Response)
     async def tokenizer_info() -> Response:

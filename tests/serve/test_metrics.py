@@ -9,7 +9,7 @@ HISTOGRAMS = "time_to_first_token_seconds inter_token_latency_seconds e2e_reques
 
 
 def test_every_name_has_samples_and_counts(start):
-    served = start()
+    served = start(settings={"delay": 0.02})  # all sequences of a request are there at its second step
     text = served.http.get("/metrics").text
     assert "dz:blocks_total" in text
     served.complete(FOX, max_tokens=6)
