@@ -88,6 +88,21 @@ MODELS = {
         "gather",
         seed=1,
     ),
+    "llama4_text": Model(
+        "Llama4ForCausalLM",
+        {
+            **TEXT,
+            "intermediate_size_mlp": 48,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_layers": [1],
+            "attention_chunk_size": 6,
+            "layer_types": ["chunked_attention", "full_attention", "chunked_attention"],
+            "no_rope_layers": [1, 0, 1],
+        },
+        "gather",
+        gain=2.0,
+    ),
     "qwen3_moe": Model("Qwen3MoeForCausalLM", {**TEXT, **MOE}, "gather", gain=2.0),
     "deepseek_v3": Model("DeepseekV3ForCausalLM", {**TEXT, **MLA, "head_dim": 8}, "gather"),
     "deepseek_v32": Model(

@@ -34,25 +34,30 @@ class Chooser:
 
     def choose(self, logits: torch.Tensor, made: int) -> int:
         """The next token from raw float32 logits [V] on the host; `made` tokens were generated before it."""
-        x = self._adjust(logits.clone(), made)
+        if self.sampling.temperature == 0:
+            return int(self._adjust(logits.clone(), made).argmax())
+        tokens, probs = self.candidates(logits, made)
+        total = probs.cumsum(-1)
+        point = torch.rand(1, generator=self.generator, dtype=torch.float64) * total[-1]
+        index = int(torch.searchsorted(total, point, right=True).clamp(max=len(tokens) - 1))
+        return int(tokens[index])
+
+    def candidates(self, logits: torch.Tensor, made: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The tokens that may come, most likely first, and their float64 probabilities. Filters follow each other as
+        upstream's do (temperature, top-k, top-p, min-p), each on what the one before it left."""
         s = self.sampling
-        if s.temperature == 0:
-            return int(x.argmax())
-        x = x / s.temperature
-        order = torch.sort(x, descending=True, stable=True)
+        x = self._adjust(logits.clone(), made).double()
+        order = torch.sort((x - x.max()) / s.temperature, descending=True, stable=True)
         probs = torch.softmax(order.values, -1)
-        keep = torch.ones_like(probs, dtype=torch.bool)
+        n = int((probs > 0).sum())
         if s.top_k > 0:
-            keep[s.top_k :] = False
+            n = min(n, s.top_k)
+        probs = probs[:n] / probs[:n].sum()
         if s.top_p < 1:
-            keep &= (probs.cumsum(-1) - probs) < s.top_p
+            n = max(1, int(((probs.cumsum(-1) - probs) < s.top_p).sum()))
         if s.min_p > 0:
-            keep &= probs >= s.min_p * probs[0]
-        keep[0] = True
-        probs = torch.where(keep, probs, 0.0).double().cumsum(-1)
-        point = torch.rand(1, generator=self.generator, dtype=torch.float64) * probs[-1]
-        index = int(torch.searchsorted(probs, point, right=True).clamp(max=int(keep.nonzero()[-1])))
-        return int(order.indices[index])
+            n = max(1, min(n, int((probs >= s.min_p * probs[0]).sum())))
+        return order.indices[:n], probs[:n] / probs[:n].sum()
 
     def note(self, token: int) -> None:
         """Remember a generated token for the penalties."""
@@ -76,7 +81,10 @@ class Chooser:
             mask[ids] = 0
             x = x + mask
         if made < s.min_tokens:
-            x[torch.tensor([t for t in self.stops if 0 <= t < x.shape[0]], dtype=torch.long)] = float("-inf")
+            stops = torch.tensor([t for t in self.stops if 0 <= t < x.shape[0]], dtype=torch.long)
+            without = x.index_fill(0, stops, float("-inf"))
+            if without.max() > float("-inf"):  # where stops alone are allowed, one of them it is; the text goes on
+                x = without
         return x
 
 

@@ -3,8 +3,8 @@
 import pytest
 
 NAMES = [
-    "llama", "gpt_oss", "gemma2", "qwen3_moe", "deepseek_v3", "deepseek_v32", "deepseek_v4", "qwen3_next", "mamba2",
-    "lfm2", "longrope", "dynamic", "qwen3_vl", "gemma3", "llava",
+    "llama", "gpt_oss", "gemma2", "llama4_text", "qwen3_moe", "deepseek_v3", "deepseek_v32", "deepseek_v4",
+    "qwen3_next", "mamba2", "lfm2", "longrope", "dynamic", "qwen3_vl", "gemma3", "llava",
 ]  # fmt: skip
 
 

@@ -11,7 +11,7 @@ from dz.engine.mixers.taps import Learn, Record, Taps
 from dz.upstream.cache import make_past
 from dz.upstream.decoder import Decoder
 
-LARGEST = 1 << 17  # tokens; windows beyond this are not probed
+PROBE = 3  # tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,50 +46,67 @@ class Masks:
     additive: bool
 
 
-def read_masks(decoder: Decoder, taps: Taps, learn: Learn, with_mixers: set[int]) -> Masks | str:
-    """The rules, or why they cannot be read: upstream is asked for its masks for three tokens behind a past that is
-    longer than any window of its configuration."""
-    config = decoder.built.text_config
-    windows = [
-        v
-        for k, v in config.to_dict().items()
-        if isinstance(v, int) and not isinstance(v, bool) and ("window" in k or "chunk" in k) and 0 < v <= LARGEST
-    ]
-    past, n = max(windows, default=8) + 9, 3
-    device = next(decoder.module.parameters()).device
-    positions = torch.arange(past, past + n, device=device)[None]
-    record = Record(learn.forms)
-    with taps.using(record):
-        decoder(
-            cache=make_past(config, past), positions=positions, ids=torch.zeros(1, n, dtype=torch.long, device=device)
-        )
+def read_masks(decoder: Decoder, taps: Taps, learn: Learn, with_mixers: set[int], longest: int) -> Masks | str:
+    """The rules, or why they cannot be read. Upstream is asked for its masks at the far end of the longest context
+    (`longest` tokens, or what the model states), where a window of any size shows; chunks then where the last one
+    begins; and near the start, as a check."""
+    stated = int(getattr(decoder.built.text_config, "max_position_embeddings", 0) or longest)
+    far = max(min(stated, longest) - PROBE, 1)
+    at = {p: _ask(decoder, taps, learn, p) for p in (far, 1)}
     rules: dict[int, MaskRule] = {}
     additive = False
     for index in sorted(with_mixers):
-        mask = record.named[index].get("attention_mask")
-        if not isinstance(mask, torch.Tensor) or mask.dim() != 4 or tuple(mask.shape[-2:]) != (n, past + n):
+        mask = at[far][index]
+        if mask is None:
             return f"layer {index} gets no dense attention mask from upstream"
         additive = mask.dtype != torch.bool
-        rule = _rule(mask[0, 0] == 0 if additive else mask[0, 0], past)
-        if rule is None:
+        start = int(_allowed(mask)[-1].int().argmax())
+        if start > 0 and start - 1 not in at:
+            at[start - 1] = _ask(decoder, taps, learn, start - 1)
+        seen = {p: _allowed(m) for p, masks in at.items() if (m := masks[index]) is not None}
+        rule = next((r for r in _guesses(seen, far, start) if _explains(r, seen)), None)
+        if rule is None or len(seen) < len(at):
             return f"the attention mask of layer {index} is neither causal, windowed nor chunked"
         rules[index] = rule
     return Masks(rules, additive)
 
 
-def _rule(allowed: torch.Tensor, past: int) -> MaskRule | None:
-    n, total = allowed.shape
-    query = torch.arange(past, past + n, device=allowed.device)[:, None]
-    key = torch.arange(total, device=allowed.device)[None]
-    last = int(allowed[0].sum())
-    chunks = [past - int(allowed[0].nonzero()[0])] if last else []
-    tries: list[MaskRule] = [MaskRule("full"), MaskRule("window", last)]
-    tries += [MaskRule("chunk", c) for start in chunks for c in _divisors(past - start) if c > start]
-    return next((r for r in tries if torch.equal(r.allowed(query, key), allowed)), None)
+def _ask(decoder: Decoder, taps: Taps, learn: Learn, past: int) -> dict[int, torch.Tensor | None]:
+    """The mask [1, H, PROBE, past + PROBE] that each layer would get for PROBE tokens behind `past` others."""
+    device = next(decoder.module.parameters()).device
+    positions = torch.arange(past, past + PROBE, device=device)[None]
+    record = Record(learn.forms)
+    with taps.using(record):
+        decoder(
+            cache=make_past(decoder.built.text_config, past),
+            positions=positions,
+            ids=torch.zeros(1, PROBE, dtype=torch.long, device=device),
+        )
+    shape = (PROBE, past + PROBE)
+    given = {index: named.get("attention_mask") for index, named in record.named.items()}
+    dense = lambda m: isinstance(m, torch.Tensor) and m.dim() == 4 and tuple(m.shape[-2:]) == shape  # noqa: E731
+    return {index: m if dense(m) else None for index, m in given.items()}
 
 
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(n, 1, -1) if n % d == 0] if n > 1 else []
+def _allowed(mask: torch.Tensor) -> torch.Tensor:
+    return mask[0, 0] if mask.dtype == torch.bool else mask[0, 0] == 0
+
+
+def _guesses(seen: dict[int, torch.Tensor], far: int, start: int) -> list[MaskRule]:
+    """`start` is the first key that the last query sees; the query just before a chunk sees all of the one before."""
+    guesses = [MaskRule("full"), MaskRule("window", far + PROBE - start)]
+    if start > 0:
+        guesses.append(MaskRule("chunk", start - int(seen[start - 1][0].int().argmax())))
+    return guesses
+
+
+def _explains(rule: MaskRule, seen: dict[int, torch.Tensor]) -> bool:
+    for past, allowed in seen.items():
+        query = torch.arange(past, past + PROBE, device=allowed.device)[:, None]
+        key = torch.arange(past + PROBE, device=allowed.device)[None]
+        if not torch.equal(rule.allowed(query, key), allowed):
+            return False
+    return True
 
 
 def as_mask(allowed: torch.Tensor, *, additive: bool, dtype: torch.dtype) -> Any:

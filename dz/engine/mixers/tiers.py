@@ -87,7 +87,7 @@ def _try_gather(
     device = str(next(decoder.module.parameters()).device)
     try:
         with_mixers = {i for i, layer in enumerate(decoder.built.layers) if taps.mixed(layer)}
-        masks = read_masks(decoder, taps, learn, with_mixers)
+        masks = read_masks(decoder, taps, learn, with_mixers, blocks * block_size)
         if isinstance(masks, str):
             rejected.append(f"gather: {masks}")
             return None
