@@ -171,6 +171,7 @@ def serve(
     settings = resolve_settings(flags)
     run_plugins(list(plugin or ()), "server")  # before upstream is imported: it looks once at what is installed
     source = _source(model, revision, settings)
+    settings = _with_recipes(source, settings, recipe)
     chosen = {"recipe": recipe, "sets": sets, "frozen": frozen}
     plan = None if no_plan else _plan(source, settings, trust=trust_remote_code, **chosen)
     from dz.serve.config import ServeConfig
@@ -247,6 +248,18 @@ def _source(model: str, revision: str | None, settings: Settings) -> Source:
 
     name = model if revision is None else f"{model}@{revision}"
     return hub.resolve(name, workspace=Path(settings.get("workspace")).absolute())
+
+
+def _with_recipes(source: Source, settings: Settings, recipe: str | None) -> Settings:
+    """What the model's recipes say about settings; a requirement that a flag breaks is said."""
+    from dz.adapt import recipes
+    from dz.upstream.config import raw_config
+
+    kind = str(raw_config(source).get("model_type", ""))
+    settings, broken = recipes.apply(settings, recipes.chain(kind, recipe))
+    for line in broken:
+        output.get().warn(line)
+    return settings
 
 
 def _plan(
