@@ -22,7 +22,7 @@ FLAGS = """--host 0.0.0.0 --port 0 --api-key a --api-key b --served-model-name x
     --plugin builtins:repr --max-restarts 0 --generation-config none --drain-timeout 2.5 --uds /tmp/s
     --enable-request-id-headers --enable-log-requests --max-num-queued-reqs 5 --max-body-bytes 10
     --max-image-bytes 11 --max-image-pixels 12 --limit-mm-per-prompt image=2 --metrics-public
-    --allowed-origins http://a --engine-timeout 7 --frozen --set rms_norm=upstream --recipe r
+    --allowed-origins http://a --engine-timeout 7 --frozen --set rms_norm=upstream --recipe default
     --revision abc --dtype float32 --device cpu"""
 
 
@@ -30,6 +30,7 @@ FLAGS = """--host 0.0.0.0 --port 0 --api-key a --api-key b --served-model-name x
 def served(dz, monkeypatch, tmp_path):
     """Run `dz serve /m ...`; returns (code, stdout, stderr, configuration, how the plan was asked for)."""
     seen = {}
+    (tmp_path / "config.json").write_text('{"model_type": "made_up"}')
     source = Source(name="/m", folder=str(tmp_path), commit="", rev8="12345678", code_hash="", files=())
 
     def plan(given, **options):
@@ -95,7 +96,12 @@ def test_flags_reach_the_configuration(served):
     assert (c.limits.images.bytes, c.limits.images.pixels, c.limits.images.count) == (11, 12, 2)
     assert c.watch.silence == 7
     plan = seen["plan"]
-    assert (plan["frozen"], plan["sets"], plan["recipe"], plan["trust"]) == (True, ["rms_norm=upstream"], "r", True)
+    assert (plan["frozen"], plan["sets"], plan["recipe"], plan["trust"]) == (
+        True,
+        ["rms_norm=upstream"],
+        "default",
+        True,
+    )
 
 
 def test_keys_from_the_environment(served, monkeypatch):
@@ -146,3 +152,11 @@ def test_load_only_answers_on_stdout(served):
     document = json.loads(out)
     envelope.validate(document)
     assert document["data"]["memory"] == [["weights", 3_000_000, "as stored"]]
+
+
+def test_a_recipe_gives_settings_that_nothing_nearer_does(served, tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("prefer: {settings: {block_size: 32, max_num_seqs: 3}}\n")
+    _, _, _, seen = served("--recipe", str(recipe), "--max-num-seqs", "5")
+    config = seen["config"]
+    assert (config.settings["block_size"], config.settings["max_num_seqs"]) == (32, 5)
