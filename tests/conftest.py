@@ -1,9 +1,25 @@
 """For every test. Without an accelerator Triton kernels run in Triton's interpreter, which Triton decides when it is
 imported; so the variable is set before any test module is."""
 
+import importlib.util
 import os
+import sys
+from pathlib import Path
 
+import pytest
 import torch
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """tests/tiny.py: tiny random checkpoints of many architectures, and what upstream generates from them."""
+    path = Path(__file__).with_name("tiny.py")
+    spec = importlib.util.spec_from_file_location("dz_tests_tiny_checkpoints", path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    torch.set_num_threads(1)
+    return module

@@ -2,12 +2,12 @@
 
 `build(name, folder)` writes the checkpoint NAME (a key of MODELS) as `save_pretrained` would; `source(folder)` is the
 folder as a Source; `prompts()` and `images(name)` are cases; `generate(folder, cases)` is upstream's greedy answer, one
-case at a time. Weights are random with non-zero biases and sinks, large enough that greedy output varies."""
+case at a time. Weights are random with non-zero biases and sinks, large enough that greedy output varies. Tests get
+this module as the fixture `tiny`."""
 
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -394,12 +394,18 @@ def generate(folder: Path, cases: list[Case], new: int = NEW) -> list[Answer]:
     return out
 
 
-def rename(folder: Path, pattern: str, new: str) -> list[str]:
-    """Rename the tensors of a folder with one weight file whose names match; returns the new names."""
-    from safetensors.torch import load_file, save_file
+def tensors(folder: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a folder with one weight file, in memory of their own."""
+    from safetensors.torch import load
 
-    path = folder / "model.safetensors"
-    tensors = {re.sub(pattern, new, k): v for k, v in load_file(path).items()}
-    before = set(load_file(path))
-    save_file(tensors, path, {"format": "pt"})
-    return sorted(set(tensors) - before)
+    return load((folder / "model.safetensors").read_bytes())
+
+
+def rewrite(folder: Path, changed: dict[str, torch.Tensor | None]) -> Any:
+    """Add, replace or (None) drop tensors of a folder with one weight file; returns its Source."""
+    from safetensors.torch import save_file
+
+    held = {**tensors(folder), **changed}
+    kept = {k: v.contiguous() for k, v in held.items() if v is not None}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+    return source(folder)

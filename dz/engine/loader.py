@@ -160,12 +160,12 @@ def _may_gather(built: Built, plan: Plan | None) -> bool:
 
 
 def _read(built: Built, decoder: Decoder, checkpoint: Checkpoint, wishes: Wishes) -> None:
-    """Every tensor, once. What keeps its dtype is copied out of the mapped file, so that nothing served depends on a
-    file that may be replaced; conversions copy anyway."""
+    """Every tensor, once, copied out of the mapped file, so that nothing served depends on a file that may be
+    replaced; the way to another device copies anyway."""
 
     def get(name: str) -> torch.Tensor:
         tensor = checkpoint.get(name)
-        return tensor.clone() if tensor.dtype == built.dtype or not tensor.is_floating_point() else tensor
+        return tensor.clone() if wishes.device == "cpu" else tensor
 
     weights.load(built, checkpoint.headers(), get, wishes.device, list(wishes.ignore))
     checkpoint.close()

@@ -16,6 +16,7 @@ from dz.core.headers import TensorInfo
 from dz.core.inventory import Coverage
 from dz.errors import Refused
 from dz.upstream.build import Built
+from dz.upstream.numbering import numbering_faults
 
 TORCH_DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -144,11 +145,16 @@ def _load(built: Built, lazies: dict[str, _Lazy], device: str, ignore: list[str]
     with _one_by_one():
         answer = convert_and_load_state_dict_in_model(model, dict(lazies), config, None)
     info = answer[0] if isinstance(answer, tuple) else answer
-    return _account(built, before, lazies, info, ignore)
+    return _account(built, before, lazies, info, ignore, numbering_faults(mapping, lazies))
 
 
 def _account(
-    built: Built, before: dict[str, torch.Tensor], lazies: dict[str, _Lazy], info: Any, ignore: list[str]
+    built: Built,
+    before: dict[str, torch.Tensor],
+    lazies: dict[str, _Lazy],
+    info: Any,
+    ignore: list[str],
+    numbering: tuple[list[str], list[str]],
 ) -> Coverage:
     model = built.model
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
@@ -157,11 +163,11 @@ def _account(
     faulty = {str(m[0]) if isinstance(m, tuple) else str(m) for m in getattr(info, "mismatched_keys", ())}
     changed += [f"{k}: {' '.join(str(v).split())}" for k, v in (getattr(info, "conversion_errors", None) or {}).items()]
     changed += _cast_faults(before, lazies)
-    missing = sorted(
+    missing = {
         k
         for k in getattr(info, "missing_keys", ())
         if k not in tied and k not in faulty and not any(p.search(k) for p in optional)
-    )
+    }
     unused = [n for n, lazy in lazies.items() if not lazy.used and n not in tied]
     by_class = _patterns(model, "_keys_to_ignore_on_load_unexpected")
     ignored: dict[str, int] = {}
@@ -172,11 +178,11 @@ def _account(
         )
         if reason:
             ignored[name], ignored_by[name] = lazies[name].info.bytes, reason
-    unexpected = sorted(n for n in unused if n not in ignored)
+    unexpected = {n for n in unused if n not in ignored}
     return Coverage(
         matched=sum(lazy.used for lazy in lazies.values()),
-        missing=tuple(missing),
-        unexpected=tuple(unexpected),
+        missing=tuple(sorted(missing | set(numbering[0]))),
+        unexpected=tuple(sorted(unexpected | set(numbering[1]))),
         shape_changed=tuple(sorted(set(changed))),
         ignored=ignored,
         ignored_by=ignored_by,

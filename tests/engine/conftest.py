@@ -2,30 +2,9 @@
 
 import contextlib
 import dataclasses
-import importlib.util
-import os
 from pathlib import Path
 
 import pytest
-
-os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-_PATH = Path(__file__).resolve().parent.parent / "tiny.py"
-
-
-@pytest.fixture(scope="session")
-def tiny():
-    spec = importlib.util.spec_from_file_location("dz_tests_tiny_models", _PATH)
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    import torch
-    import transformers
-
-    torch.set_num_threads(1)
-    transformers.utils.logging.disable_progress_bar()
-    return module
 
 
 @dataclasses.dataclass
