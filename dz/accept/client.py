@@ -136,6 +136,7 @@ class Client:
         """Log probabilities by token id, teacher-forced: entry i is about token i given those before it (None for the
         first), and one more entry is about the token after the last. Raises AnswerError."""
         body = {**self._completion(tokens, 1), "echo": True, "logprobs": top, "return_tokens_as_token_ids": True}
+        body["ignore_eos"] = True  # else an end token after the last would be left out
         rows = (_choice(self.post("/v1/completions", body)).get("logprobs") or {}).get("top_logprobs") or []
         if len(rows) != len(tokens) + 1:
             why = f"{len(rows)} entries for {len(tokens)} echoed tokens and one more"

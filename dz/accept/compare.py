@@ -6,13 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from dz.accept import prompts
+from dz.errors import DzError
 from dz.upstream.reference import Answer, Case
 from dz.verify import kl
 from dz.verify.divergence import first_difference
-from dz.verify.ties import NEAR
+from dz.verify.ties import NEAR, tie_margin
 
 if TYPE_CHECKING:
     from dz.accept.context import Context
+
+FEW = 4  # prompts that show a dtype's rounding
 
 
 class Wants(Protocol):
@@ -27,6 +31,14 @@ class Wants(Protocol):
     def noise(self) -> float:
         """How many times upstream's own noise is allowed."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """Wants against float32."""
+
+    reference_dtype: str = "float32"
+    noise: float = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,3 +97,18 @@ def tie(ctx: Context, cases: Sequence[Case], answers: Sequence[Answer], params: 
         for a, b in zip(exact.margins[:steps], rough.margins[:steps], strict=False):
             shift = max(shift, abs(a - b))
     return max(NEAR, params.noise * shift)
+
+
+def rounding(ctx: Context, *, noise: float = 2.0) -> tuple[float, str]:
+    """(tie margin, where it comes from) for two answers of one server, told apart by what shared their steps. In float32
+    the usual margin; in a lower precision `noise` times the shift that upstream's own margins show in that dtype on a
+    few prompts, or, where upstream cannot be asked, what one rounding of a logit moves."""
+    if ctx.dtype == "float32":
+        return NEAR, "float32"
+    try:
+        cases = prompts.cases(FEW, 32, ctx.golden.facts())
+        answers = ctx.golden.ask(cases)
+        found = precision(ctx, [a for a in answers if not a.error], Usual(noise=noise), max_kl=0.0)
+    except DzError as e:
+        return tie_margin(ctx.dtype), f"one rounding in {ctx.dtype}; upstream could not be asked: {e.what}"
+    return found.tie, f"upstream's own margins move by {found.shift:.2g} in {ctx.dtype}"

@@ -14,6 +14,7 @@ from dz.core import jsonio
 from dz.core.protocols import Progress
 from dz.errors import EnvironmentFailure, Refused
 from dz.hub.lock import Lock
+from dz.upstream import reference
 from dz.upstream.reference import Answer, Case, Facts, Session
 
 if TYPE_CHECKING:
@@ -132,13 +133,15 @@ class Golden:
 
 
 def stamp(lock: Lock, trust: bool) -> str:
-    """A digest of everything that upstream's answers depend on beside the question: the files, and the versions of
-    what runs them."""
+    """A digest of everything that upstream's answers depend on beside the question: the files, the versions of what
+    runs them, and the code that asks."""
     versions = {name: _version(name) for name in ("torch", "transformers", "tokenizers", "pillow")}
     source = lock.source
+    here = Path(reference.__file__)
+    code = [_digest(here.with_name(name).read_bytes()) for name in (here.name, "answers.py")]
     return _digest(
         msgspec.json.encode(
-            [source.rev8, source.code_hash, source.commit, lock.stamps, versions, trust], order="sorted"
+            [source.rev8, source.code_hash, source.commit, lock.stamps, versions, trust, code], order="sorted"
         )
     )
 

@@ -53,8 +53,9 @@ def lines(checklist: Checklist) -> list[Line]:
 
 def choose(rows: Sequence[Line], choice: Choice, before: dict[str, Done]) -> list[Line]:
     """The lines that -k and --lf leave, in order. --lf without an earlier failure leaves all of them."""
-    wanted = expression(choice.expression) if choice.expression else lambda name: True
-    out = [row for row in rows if wanted(row.entry.name) or wanted(row.check.id)]
+    names = [row.entry.name for row in rows]
+    wanted = expression(choice.expression, names) if choice.expression else lambda name: True
+    out = [row for row in rows if wanted(row.entry.name)]
     if choice.last_failed:
         bad = {name for name, done in before.items() if counts_against(done.result)}
         out = [row for row in out if row.entry.name in bad] or out

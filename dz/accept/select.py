@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from dz.errors import UsageError
 
@@ -11,11 +11,12 @@ _TOKEN = re.compile(r"\s*(\(|\)|[^\s()]+)")
 Test = Callable[[str], bool]
 
 
-def expression(text: str) -> Test:
-    """A predicate on names from `and`, `or`, `not`, brackets, and parts of names (upper and lower case are one).
+def expression(text: str, names: Collection[str] = ()) -> Test:
+    """A predicate on names from `and`, `or`, `not`, brackets, and parts of names (upper and lower case are one). A word
+    that is one of `names` means that one alone, not every name that contains it.
 
     Raises UsageError for what cannot be read."""
-    parser = _Parser(text)
+    parser = _Parser(text, names)
     test = parser.either()
     if parser.next() is not None:
         raise parser.wrong(f"'{parser.next()}' is one too many")
@@ -23,8 +24,9 @@ def expression(text: str) -> Test:
 
 
 class _Parser:
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, names: Collection[str]) -> None:
         self._text, self._tokens, self._at = text, _TOKEN.findall(text), 0
+        self._names = {n.lower() for n in names}
 
     def next(self) -> str | None:
         return self._tokens[self._at] if self._at < len(self._tokens) else None
@@ -59,7 +61,8 @@ class _Parser:
         if token is None or token in ("and", "or", ")"):
             raise self.wrong("a name is missing")
         self._at += 1
-        return lambda name: token.lower() in name.lower()
+        word = token.lower()
+        return (lambda name: name.lower() == word) if word in self._names else (lambda name: word in name.lower())
 
     def _take(self, token: str) -> bool:
         if self.next() != token:

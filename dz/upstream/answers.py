@@ -28,7 +28,8 @@ class _Words:
     def __init__(self, source: Source, trust: bool) -> None:
         self.processor: Any = None
         self.tokenizer: Any = None
-        self.no_images = "" if takes_images(source) else "its configuration has no vision part"
+        self.images = takes_images(source)
+        self.no_images = "" if self.images else "the repository is not for pictures"
         self.no_tokenizer = ""
         if not self.no_images:
             try:
@@ -241,6 +242,7 @@ def _facts(arch: Architecture, words: _Words, order: Order, eos: list[int], note
         vocab_size=int(getattr(text, "vocab_size", 0) or 0),
         max_positions=int(getattr(text, "max_position_embeddings", 0) or 0),
         eos_token_ids=eos,
+        images=words.images,
         vision=words.no_images,
         chat=words.no_chat,
         tokenizer=words.no_tokenizer,

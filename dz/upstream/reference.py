@@ -67,8 +67,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What upstream says about the model: `vision` and `chat` are empty or say why there is none; `notes` are what its
-    loader reported."""
+    """What upstream says about the model: `images` whether the repository is for pictures; `vision`, `chat` and
+    `tokenizer` are empty or say why there is none here; `notes` are what its loader reported."""
 
     cls: str
     runs: str
@@ -76,6 +76,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     max_positions: int
     eos_token_ids: list[int]
+    images: bool
     vision: str
     chat: str
     tokenizer: str

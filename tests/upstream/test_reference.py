@@ -117,7 +117,7 @@ def test_generate_is_plain_greedy(session, model):
             assert [t for t, _ in step] == row.topk(6).indices.tolist()
             assert torch.allclose(torch.tensor([v for _, v in step]), row.topk(6).values, atol=1e-4)
     assert run.facts.cls == "LlamaForCausalLM" and run.facts.vocab_size == 264 and run.facts.eos_token_ids == [2]
-    assert "vision" in run.facts.vision and run.facts.chat == ""
+    assert not run.facts.images and "not for pictures" in run.facts.vision and run.facts.chat == ""
 
 
 def test_the_end_token_ends_the_text(checkpoint, model, tmp_path):

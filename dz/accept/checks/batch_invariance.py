@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 from dz.accept import prompts
 from dz.accept.check import Check, failed, passed
+from dz.accept.compare import rounding
 from dz.core.check import Result
 from dz.verify import divergence
-from dz.verify.ties import margin, tie_margin
+from dz.verify.ties import margin
 
 if TYPE_CHECKING:
     from dz.accept.context import Context
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Params:
     """`prompts` different prompts of `tokens` greedy tokens: one by one, then all at once, `rounds` times. A difference
-    at a step where the server's own two best tokens are nearer than the tie margin of its dtype is counted apart."""
+    at a step where the server's own two best tokens are nearer than its dtype's rounding is counted apart."""
 
     prompts: int = 8
     tokens: int = 32
@@ -30,7 +31,7 @@ def run(ctx: Context, params: Params) -> Result:
     client = ctx.client()
     asked = prompts.plain(params.prompts)
     alone = [client.complete(p, params.tokens, logprobs=2) for p in asked]
-    tie = tie_margin(ctx.dtype)
+    tie, source = rounding(ctx)
     rows: list[tuple[str, divergence.Divergence]] = []
     for number in range(params.rounds):
         # another order each round: a sequence meets other neighbours in other places of the batch
@@ -42,7 +43,9 @@ def run(ctx: Context, params: Params) -> Result:
             rows.append((f"prompt {i} in round {number + 1}", same))
     found = divergence.summarise(d for _, d in rows)
     bad = [f"{name}: {d.text()}" for name, d in rows if d.verdict == "differs"]
-    figures = f"{found.exact} of {found.n} answers as when alone, {found.ties} part at near ties (under {tie:g})"
+    figures = (
+        f"{found.exact} of {found.n} answers as when alone, {found.ties} part at near ties (under {tie:.2g}: {source})"
+    )
     make = failed if bad else passed
     return make(
         "; ".join([*bad[:4], figures]),

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 from dz.accept import prompts
 from dz.accept.check import Check, failed, passed
 from dz.accept.client import AnswerError
+from dz.accept.compare import rounding
 from dz.core.check import Result
 from dz.verify import divergence
-from dz.verify.ties import margin, tie_margin
+from dz.verify.ties import margin
 
 if TYPE_CHECKING:
     from dz.accept.client import Client, Reply
@@ -53,7 +54,7 @@ def run(ctx: Context, params: Params) -> Result:
     idle = _pools(client)
     found: list[Level] = []
     faults: list[str] = []
-    tie = tie_margin(ctx.dtype)
+    tie, _ = rounding(ctx)
     for level in params.levels:
         step, wrong = _level(ctx, level, asked[: max(params.requests, level)], right, params.tokens, tie)
         found.append(step)
@@ -68,7 +69,7 @@ def run(ctx: Context, params: Params) -> Result:
         unit="tokens/s",
         n=sum(lv.requests for lv in found),
         evidence=(ctx.save("concurrency", {"levels": found, "faults": faults, "idle": idle}),),
-        details={"levels": found, "faults": faults},
+        details={"levels": found, "tie": tie, "faults": faults},
     )
 
 

@@ -27,14 +27,14 @@ class Params:
     tokens: int = 24
     reference_dtype: str = "float32"
     match: float = 1.0
-    noise: float = 3.0
+    noise: float = 2.0
 
 
 def run(ctx: Context, params: Params) -> Result:
     """See the module."""
-    why = ctx.golden.facts().vision
-    if why:
-        return skipped(f"no pictures: {why}", applies="vision" not in why)
+    facts = ctx.golden.facts()
+    if facts.vision:
+        return skipped(facts.vision, applies=facts.images)
     chats = pictures.conversations(pictures.draw(ctx.folder / "pictures"))
     cases = [Case(id=name, messages=messages, max_tokens=params.tokens) for name, messages in chats.items()]
     pairs = list(zip(cases, ctx.golden.ask(cases, params.reference_dtype), strict=True))

@@ -35,7 +35,7 @@ class Params:
     reference_up_to: int = 4096
     reference_seconds: float = 600.0
     reference_dtype: str = "float32"
-    noise: float = 3.0
+    noise: float = 2.0
     seconds: float = 900.0
 
 

@@ -34,7 +34,7 @@ class Params:
     match: float = 1.0
     top1: float = 1.0
     max_kl: float = 1e-5
-    noise: float = 3.0
+    noise: float = 2.0
 
 
 def run(ctx: Context, params: Params) -> Result:
