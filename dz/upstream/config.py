@@ -138,7 +138,8 @@ def _installed_class(source: Source, config: Any) -> Any:
 
     for name in getattr(config, "architectures", None) or ():
         cls = getattr(transformers, name, None)
-        if isinstance(cls, type) and getattr(cls, "can_generate", lambda: False)():
+        takes = isinstance(config, getattr(cls, "config_class", None) or type(config))
+        if isinstance(cls, type) and takes and getattr(cls, "can_generate", lambda: False)():
             return cls
     tables = [auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING, auto.MODEL_FOR_CAUSAL_LM_MAPPING]
     if getattr(config, "vision_config", None) is None:

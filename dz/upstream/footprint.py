@@ -39,8 +39,8 @@ def measure(built: Built, decoder: Decoder) -> Footprint:
     """The same on a loaded model, by short runs. Windows are counted in full where the layers only append keys and
     values: a pool of blocks keeps what upstream's sliding caches drop."""
     short, long = _bytes(built, decoder, SHORT), _bytes(built, decoder, LONG)
-    per_token = -(-(long - short) // (LONG - SHORT))
-    return Footprint(max(per_token, _appended(built, decoder)), max(0, short - SHORT * per_token))
+    per_token = max(-(-(long - short) // (LONG - SHORT)), _appended(built, decoder))
+    return Footprint(per_token, max(0, short - SHORT * per_token))
 
 
 class _Meter:
