@@ -254,7 +254,8 @@ def test_a_command_file_that_is_not_there_does_not_break_the_others(dz, monkeypa
 
 def test_ctrl_c_ends_a_real_process_with_130(tmp_path):
     code = (
-        "import sys, types, time\n"
+        "import signal, sys, types, time\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a shell's background jobs inherit it ignored
         "from dz.cli import main as m\n"
         "def probe() -> None:\n"
         "    'Wait.'\n"
