@@ -203,9 +203,7 @@ def _chunk(
     lse = torch.empty(n_rows * n, group, dtype=torch.float32, device=q.device)
     wide, tile = power_of_two(n), 32
     grid = (triton.cdiv(n_rows, tile),)
-    _rank[grid](
-        blocks, positions, counts, ranks, n_rows, count, kv_heads, n, N=wide, ROWS=tile, SIZE=size, num_warps=4
-    )
+    _rank[grid](blocks, positions, counts, ranks, n_rows, count, kv_heads, n, N=wide, ROWS=tile, SIZE=size, num_warps=4)
     ends = torch.cumsum(torch.stack((counts, (counts + item - 1) // item)), 1, dtype=torch.int32)
     items = torch.full((most, 2), -1, **meta)
     _turn[grid](blocks, ranks, ends[0], counts, lists, n_rows, count, kv_heads, n, N=wide, ROWS=tile, num_warps=4)
@@ -216,9 +214,7 @@ def _chunk(
         GROUP=group, D=dim, SIZE=size, ROWS=rows, ITEM=item, PRECISE=q.dtype == torch.float32,
         num_warps=cfg["warps"], num_stages=cfg["stages"],
     )  # fmt: skip
-    _merge[(n_rows,)](
-        partial, lse, ranks, out, kv_heads, n, N=wide, GROUP=group, D=dim, num_warps=cfg["merge_warps"]
-    )
+    _merge[(n_rows,)](partial, lse, ranks, out, kv_heads, n, N=wide, GROUP=group, D=dim, num_warps=cfg["merge_warps"])
 
 
 def supports(args: Mapping[str, Any]) -> Support:

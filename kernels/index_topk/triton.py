@@ -29,24 +29,24 @@ from dz.kernels.common.refuse import dtypes, one_device, support, unknown
 from dz.kernels.common.tuned import Tunable, processors
 
 LARGEST = 8192
+_SPACE = [
+    {"unroll": u, "warps": w, "sample": s, "cut_warps": c, "programs": p}
+    for u, w, s, c, p in (
+        (8, 4, 4096, 16, 2),
+        (16, 4, 4096, 16, 2),
+        (4, 4, 4096, 8, 4),
+        (8, 8, 4096, 16, 2),
+        (16, 8, 4096, 16, 1),
+        (8, 4, 4096, 8, 4),
+        (16, 4, 4096, 32, 4),
+        (32, 4, 4096, 16, 4),
+        (16, 16, 4096, 32, 2),
+    )
+]
 TUNE = Tunable(
     "index_topk/triton",
     {"unroll": 8, "warps": 4, "sample": 4096, "cut_warps": 16, "programs": 2},
-    {
-        "default": [
-            {"unroll": u, "warps": w, "sample": s, "cut_warps": c, "programs": p}
-            for u, w, s, c, p in (
-                (8, 4, 4096, 16, 2),
-                (16, 4, 4096, 16, 4),
-                (4, 4, 4096, 8, 8),
-                (8, 8, 4096, 16, 4),
-                (16, 8, 4096, 32, 4),
-                (8, 4, 8192, 8, 4),
-                (16, 4, 8192, 32, 8),
-                (32, 4, 4096, 16, 4),
-            )
-        ]
-    },
+    {"default": _SPACE, "few": _SPACE},
 )
 
 
@@ -239,7 +239,7 @@ def run(scores: Tensor, starts: Tensor, ends: Tensor, k: int, *, ordered: bool =
     out = torch.empty(rows, k, dtype=torch.int32, device=scores.device)
     if not rows:
         return out
-    cfg = TUNE.pick(scores.device)
+    cfg = TUNE.pick(scores.device, "few" if rows <= processors(scores.device) else "default")
     lanes, cap, stride, width = 32 * cfg["warps"], power_of_two(2 * max(k, 32)), scores.stride(0), power_of_two(k)
     split = power_of_two(min(max(processors(scores.device) * cfg["programs"] // rows, 1), 8))
     share = 1.5 * k / (split * lanes)  # what a thread is expected to keep, and room for 5.5 deviations more

@@ -1,0 +1,1 @@
+"""One file for each op that has a bench: its WORKLOAD."""
