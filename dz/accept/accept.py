@@ -80,7 +80,7 @@ def run(request: Request, progress: Progress, told: runner.Told) -> Outcome:
     from dz import hub
 
     checklist = checklist_of(request.checklist)
-    runner.lines(checklist)  # mistakes in the list are told before anything is started
+    runner.choose(runner.lines(checklist), request.choice, {})  # mistakes are told before anything is started
     lock = hub.resolve_lock(request.model, workspace=request.base)
     workspace = Workspace.of(lock.source, request.base)
     folder = workspace.evidence(checklist.name)

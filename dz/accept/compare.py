@@ -100,9 +100,9 @@ def tie(ctx: Context, cases: Sequence[Case], answers: Sequence[Answer], params: 
 
 
 def rounding(ctx: Context, *, noise: float = 2.0) -> tuple[float, str]:
-    """(tie margin, where it comes from) for two answers of one server, told apart by what shared their steps. In float32
-    the usual margin; in a lower precision `noise` times the shift that upstream's own margins show in that dtype on a
-    few prompts, or, where upstream cannot be asked, what one rounding of a logit moves."""
+    """(tie margin, where it comes from) for two answers of one server whose steps were shared with other requests. In
+    float32 the usual margin; in a lower precision `noise` times the shift that upstream's own margins show in that
+    dtype on a few prompts, or, where upstream cannot be asked, what one rounding of a logit moves."""
     if ctx.dtype == "float32":
         return NEAR, "float32"
     try:

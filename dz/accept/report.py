@@ -113,6 +113,7 @@ def junit(report: Report, path: Path) -> None:
         suite.add_property(str(key), str(value))
     xml = JUnitXml("dz accept")
     xml.add_testsuite(suite)
+    xml.update_statistics()
     path.parent.mkdir(parents=True, exist_ok=True)
     xml.write(str(path), pretty=True)
 
