@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from dz.core.plan import MemoryRow
 from dz.errors import Refused
 
+SHORTEST = 2  # tokens of a context: one of the prompt and one of the answer
 UNSTATED = 1 << 20  # tokens; the longest context of a model whose configuration names none
 
 
@@ -39,34 +40,21 @@ def make(
 
     Raises Refused with the missing bytes when a single sequence of the asked length does not fit."""
     limit = model_len or UNSTATED
-    if asked_len > limit:
-        raise Refused(
-            f"--max-model-len {asked_len}",
-            f"the model's own limit is {limit} tokens",
-            f"ask for at most {limit}",
-            code="too_long",
-        )
-    length = asked_len or limit
+    _sensible(asked_len, limit, asked_blocks, block_size)
     states = needs.per_sequence * max_num_seqs
     left = budget - needs.weights - needs.activations - states
     block = needs.per_token * block_size
+    least = asked_blocks or -(-max(asked_len, SHORTEST) // block_size)
+    if least * block > left:
+        raise Refused(
+            f"a context of {asked_len} tokens does not fit" if asked_len else "the model does not fit into memory",
+            _missing(needs, budget, states, least * block_size),
+            "lower --max-model-len, --max-num-seqs or --num-blocks, or raise the share of memory dz may use",
+            code="no_memory",
+        )
+    length = asked_len or limit
     blocks = asked_blocks or _blocks(left, block, length * max_num_seqs, block_size)
-    fits = blocks * block_size
-    if asked_len and fits < asked_len:
-        raise Refused(
-            f"a context of {asked_len} tokens does not fit",
-            _missing(needs, budget, states, asked_len),
-            "lower --max-model-len or --max-num-seqs, or raise the share of memory dz may use",
-            code="no_memory",
-        )
-    length = min(length, fits)
-    if length < 2 or left < 0 or blocks * block > max(left, 0):
-        raise Refused(
-            "the model does not fit into memory",
-            _missing(needs, budget, states, max(fits, 2)),
-            "lower --max-num-seqs or --num-blocks, or raise the share of memory dz may use",
-            code="no_memory",
-        )
+    length = min(length, blocks * block_size)
     rows = (
         MemoryRow(name="weights", bytes=needs.weights, note="as the model holds them"),
         MemoryRow(
@@ -79,6 +67,31 @@ def make(
         MemoryRow(name="left over", bytes=left - blocks * block, note=f"of {budget} B that dz may use"),
     )
     return MemoryPlan(rows=rows, blocks=blocks, slots=max_num_seqs, max_model_len=length)
+
+
+def _sensible(asked_len: int, limit: int, asked_blocks: int, block_size: int) -> None:
+    if asked_len > limit:
+        raise Refused(
+            f"--max-model-len {asked_len}",
+            f"the model's own limit is {limit} tokens",
+            f"ask for at most {limit}",
+            code="too_long",
+        )
+    if 0 < asked_len < SHORTEST:
+        raise Refused(
+            f"--max-model-len {asked_len}",
+            f"a prompt and its answer take at least {SHORTEST} tokens",
+            "ask for more, or leave it out",
+            code="too_short",
+        )
+    fits = asked_blocks * block_size
+    if asked_blocks and fits < max(asked_len, SHORTEST):
+        raise Refused(
+            f"a context of {max(asked_len, SHORTEST)} tokens does not fit",
+            f"--num-blocks {asked_blocks} of {block_size} tokens hold {fits} tokens",
+            "raise --num-blocks or lower --max-model-len",
+            code="no_memory",
+        )
 
 
 def _blocks(left: int, block: int, tokens: int, block_size: int) -> int:
