@@ -10,10 +10,11 @@ from dz.accept import prompts
 from dz.errors import DzError
 from dz.upstream.reference import Answer, Case
 from dz.verify import kl
-from dz.verify.divergence import first_difference
+from dz.verify.divergence import Divergence, compare, first_difference
 from dz.verify.ties import NEAR, tie_margin
 
 if TYPE_CHECKING:
+    from dz.accept.client import Reply
     from dz.accept.context import Context
 
 FEW = 4  # prompts that show a dtype's rounding
@@ -83,6 +84,14 @@ def precision(ctx: Context, answers: Sequence[Answer], params: Wants, *, max_kl:
         own=own,
         shift=shift,
     )
+
+
+def against(answer: Answer, reply: Reply, *, tie: float) -> Divergence:
+    """The server's tokens against upstream's. Where a stop token ended the text, servers may show it or not."""
+    got = reply.tokens
+    if reply.finish == "stop" and answer.stop_token is not None and got[-1:] == [answer.stop_token]:
+        got = got[:-1]
+    return compare(answer.tokens, got, margins=answer.margins, tie=tie)
 
 
 def tie(ctx: Context, cases: Sequence[Case], answers: Sequence[Answer], params: Wants) -> float:

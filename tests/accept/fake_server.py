@@ -5,7 +5,7 @@ for ever after two), slow=S (before the first token), broken_from=N (500 for lon
 longer prompts are not finite), shifted (texts lose their first token), cut_pictures, sorted_pictures (their order is
 lost), sharper=F (distributions), wrong_finish, no_limit, vague_limit, leak (blocks), unshared (steps never hold two),
 no_metrics, no_ids; of the process: deaf (open requests hang when the engine dies), well (/health stays 200), gone (no
-restart), changed (other answers after the restart), no_start."""
+restart), changed (other answers after the restart), no_start. No fault: shows_end (the stop token among the ids)."""
 
 import argparse
 import base64
@@ -150,6 +150,8 @@ class Handler(BaseHTTPRequestHandler):
             rows.append(row)
             if token == toy.EOS and not body.get("ignore_eos"):
                 finish = "stop"
+                if "shows_end" in fake.faults:
+                    tokens.append(token)
                 break
             tokens.append(token)
             if stream:

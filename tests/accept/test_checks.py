@@ -49,6 +49,9 @@ class TestText:
         result = text.run(context(faults), TEXT)
         assert result.status == "fail" and words in result.reason
 
+    def test_a_stop_token_may_be_shown(self, context):
+        assert text.run(context({"shows_end": 1}), text.Params(prompts=12, tokens=40)).status == "pass"
+
     def test_a_wrong_finish_reason(self, context):
         result = text.run(context({"wrong_finish": 1}), text.Params(prompts=12, tokens=40))
         assert result.status == "fail" and "finish reason 'length' instead of 'stop'" in result.reason

@@ -80,7 +80,7 @@ def _rows(way: str, answers: Sequence[Answer], replies: Sequence[Reply], tie: fl
         if reply.prompt_tokens is not None and reply.prompt_tokens != answer.prompt:
             difference = divergence.compare(answer.prompt, reply.prompt_tokens).text()
             fault = f"{len(reply.prompt_tokens)} prompt tokens, upstream has {len(answer.prompt)}; {difference}"
-        same = divergence.compare(answer.tokens, reply.tokens, margins=answer.margins, tie=tie)
+        same = compare.against(answer, reply, tie=tie)
         out.append((f"{answer.id} {way}", fault, same))
     return out
 

@@ -137,7 +137,7 @@ def _rung(ctx: Context, tokens: Sequence[int], count: int, answer: Answer | None
         fault = ""
     same = None
     if answer is not None and not fault:
-        same = divergence.compare(answer.tokens, reply.tokens, margins=answer.margins, tie=tie)
+        same = compare.against(answer, reply, tie=tie)
         fault = same.text() if same.verdict == "differs" else ""
     return Rung(length=len(tokens), fault=fault, how=how, seconds=seconds, divergence=same)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dz.accept import prompts
 from dz.accept.check import Check, failed, passed
-from dz.accept.compare import Precision, precision
+from dz.accept.compare import Precision, against, precision
 from dz.core.check import Result
 from dz.errors import Refused
 from dz.verify import causality, divergence, kl
@@ -95,7 +95,7 @@ def _row(case: Case, answer: Answer, reply: Reply, limits: Precision) -> Row:
     if reply.prompt_tokens is not None and reply.prompt_tokens != answer.prompt:
         at = divergence.compare(answer.prompt, reply.prompt_tokens)
         prompt = f"the server's prompt differs from upstream's: {at.text()}"
-    same = divergence.compare(answer.tokens, reply.tokens, margins=answer.margins, tie=limits.tie)
+    same = against(answer, reply, tie=limits.tie)
     want = "length" if answer.stop_token is None else "stop"
     end = "" if reply.finish == want or same.at is not None else f"finish reason {reply.finish!r} instead of {want!r}"
     return Row(id=case.id, prompt_fault=prompt, end_fault=end, divergence=same, want=answer.tokens, got=reply.tokens)
