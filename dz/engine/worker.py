@@ -6,7 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import msgspec
@@ -35,6 +35,9 @@ def main() -> int:
         worker.run()
     except KeyboardInterrupt:
         return 130
+    except ServerGone:
+        link.close()
+        return 0
     except Exception as e:  # noqa: BLE001  the last stop of this process: whatever ended it is told to the server
         known = explain(e)
         if known is None:
@@ -47,11 +50,16 @@ def main() -> int:
                 "see the log above; report it with the command",
                 code="internal",
             )
-        link.send(Fatal(known.what, known.why, known.next, known.code, known.exit_code))
+        with suppress(ServerGone):
+            link.send(Fatal(known.what, known.why, known.next, known.code, known.exit_code))
         link.close()
         return known.exit_code
     link.close()
     return 0
+
+
+class ServerGone(Exception):
+    """The process that started this one has ended: nobody is there to be told anything."""
 
 
 class _Link:
@@ -68,8 +76,11 @@ class _Link:
         self._server = os.getppid()
 
     def send(self, message: FromEngine) -> None:
-        """Hand a message to the server; never blocks for long."""
-        self.outbox.send(self._encode(message))
+        """Hand a message to the server; waits while it does not listen. Raises ServerGone when it lives no more."""
+        while not self.outbox.poll(IDLE_WAIT, zmq.POLLOUT):
+            if self.orphaned:
+                raise ServerGone
+        self.outbox.send(self._encode(message), zmq.NOBLOCK)
 
     def receive(self, wait: int) -> list[Any]:
         """Everything that has arrived, after waiting at most `wait` milliseconds for the first."""
@@ -85,7 +96,7 @@ class _Link:
 
     def close(self) -> None:
         """Let what was sent arrive, then close."""
-        self.outbox.close(linger=2000)
+        self.outbox.close(linger=0 if self.orphaned else 2000)
         self.inbox.close(linger=0)
         self.context.term()
 
