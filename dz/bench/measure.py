@@ -25,8 +25,8 @@ class Times:
 
 
 def measure(call: Callable[[], Any], device: torch.device, *, budget: float = 0.25) -> Times:
-    """Time `call` for about `budget` seconds. On a CUDA device it is captured into a graph where it can be, so that what
-    is timed is the device's work and not the host's launches; elsewhere by the host's clock."""
+    """Time `call` for about `budget` seconds. On a CUDA device it is captured into a graph where it can be, so that
+    what is timed is the device's work and not the host's launches; elsewhere by the host's clock."""
     if device.type != "cuda":
         return _by_clock(call, budget)
     for _ in range(3):
@@ -64,7 +64,7 @@ def _events(call: Callable[[], Any], flush: torch.Tensor, n: int) -> list[float]
 def _by_clock(call: Callable[[], Any], budget: float) -> Times:
     call()
     samples: list[float] = []
-    while sum(samples) < budget * 1e6 and len(samples) < 50 or len(samples) < 3:
+    while (sum(samples) < budget * 1e6 and len(samples) < 50) or len(samples) < 3:
         start = time.perf_counter()
         call()
         samples.append((time.perf_counter() - start) * 1e6)

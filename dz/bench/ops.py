@@ -122,6 +122,7 @@ def _measure(
     tiny: bool,
     peers: bool,
 ) -> list[Row]:
+    _release(target)  # what the shape before this one held
     op = registry.op(work.op)
     args = work.build(shape, target, torch.Generator(target).manual_seed(0))
     low, bound = floor(work.cost(shape), best)
@@ -132,8 +133,6 @@ def _measure(
     if tiny:
         rows.append(_timed(base, "reference", lambda: op.reference(**args), target))
     rows += list(_peer_rows(base, op.name, args, target)) if peers else []
-    del args
-    _release(target)
     return rows
 
 

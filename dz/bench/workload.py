@@ -41,9 +41,9 @@ Build = Callable[[Shape, torch.device, torch.Generator], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """`build(shape, device, generator)` gives the op's arguments; `cost(shape)` the least it takes; `part(args, result)`
-    arguments and result of a part small enough for the reference; `tiny` is a shape for any machine; `check` replaces
-    the comparison where equality of numbers is not the question."""
+    """`build(shape, device, generator)` gives the op's arguments; `cost(shape)` the least it takes; `part(args,
+    result)` arguments and result of a part small enough for the reference; `tiny` is a shape for any machine; `check`
+    replaces the comparison where equality of numbers is not the question."""
 
     op: str
     build: Build

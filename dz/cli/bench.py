@@ -27,11 +27,18 @@ Noise = Annotated[float, typer.Option("--noise", min=0.0, max=1.0, help="Differe
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(help="Measure kernels: time, floor, peers and error in one run.", no_args_is_help=True)
+    group = typer.Typer()
+    group.callback(invoke_without_command=True)(bench)
     group.command("ops")(ops)
     group.command("compare")(compare)
     group.command("tune")(tune)
     app.add_typer(group, name="bench")
+
+
+def bench(context: typer.Context) -> None:
+    """Measure kernels: time, floor, peers and error in one run."""
+    if context.invoked_subcommand is None:
+        ops()
 
 
 def ops(

@@ -113,7 +113,7 @@ def _sample(scores, starts, ends, thresholds, k, score_stride, enough, SAMPLE: t
         inside = at % RUN < stride
         bits = tl.load(row + start + (at // RUN) * stride + at % RUN, mask=inside, other=0.0).to(tl.int32, bitcast=True)
         key = tl.where(inside, _key(bits), 0)
-        share = tl.sum(inside.to(tl.int32), 0) * (k.to(tl.float32) / (end - start).to(tl.float32))
+        share = tl.sum(inside.to(tl.int32), 0) * (k * 1.0 / (end - start).to(tl.float32))
         want = (share + 4.0 * tl.sqrt(share) + 2.0).to(tl.int32)
         threshold = _score(_bisect(key, want, want // 8))
     tl.store(thresholds + i, threshold)

@@ -10,8 +10,8 @@ from dz.bench.workload import Cost, Shape, Workload, dimension, normal
 
 
 def build(shape: Shape, device: torch.device, generator: torch.Generator) -> dict[str, Any]:
-    """The last `queries` tokens of a context; each chooses its own block and others at random (nothing is shared between
-    neighbours, the hardest case for reuse)."""
+    """The last `queries` tokens of a context; each chooses its own block and others at random (nothing is shared
+    between neighbours, the hardest case for reuse)."""
     queries, context, n = (dimension(shape, x) for x in ("queries", "context", "top_k"))
     heads, groups, dim = (dimension(shape, x) for x in ("heads", "key_heads", "head_dim"))
     size, kind = dimension(shape, "block_size"), str(shape.get("dtype", "bfloat16"))

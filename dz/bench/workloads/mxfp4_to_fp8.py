@@ -27,7 +27,8 @@ def cost(shape: Shape) -> Cost:
 def part(args: dict[str, Any], result: Any) -> tuple[dict[str, Any], Any]:
     """The first, a middle and the last expert."""
     pick = sorted({0, len(args["packed"]) // 2, len(args["packed"]) - 1})
-    return {k: v[pick] for k, v in args.items()}, tuple(t.view(torch.uint8)[pick].view(t.dtype) for t in result[:1]) + (
+    return {k: v[pick] for k, v in args.items()}, (
+        *tuple(t.view(torch.uint8)[pick].view(t.dtype) for t in result[:1]),
         result[1][pick],
         result[2][pick],
     )
