@@ -12,7 +12,7 @@ from dz.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class PluginContext:
-    """What a plugin is told: in which process it runs, "server" or "engine"."""
+    """What a plugin is told: in which process it runs: "server", "engine" or "reference" (the upstream run)."""
 
     process: str
 

@@ -39,7 +39,7 @@ class Fake(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_port}"
 
     def start(self):
-        threading.Thread(target=self.serve_forever, daemon=True).start()
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
         return self
 
     def count_step(self):
