@@ -79,7 +79,7 @@ def models(tiny, tmp_path_factory):
         if name not in made:
             folder = tiny.build(name, tmp_path_factory.mktemp("tiny") / name)
             cases = tiny.prompts() + (tiny.images(name) if tiny.MODELS[name].vision else [])
-            want = [a.tokens for a in tiny.generate(folder, cases)]
+            want = [a.tokens for a in tiny.answers(name, folder, cases)]
             said = []
             made[name] = Model(name, folder, tiny.MODELS[name].tier, cases, want, load(tiny, folder, said=said), said)
         return made[name]

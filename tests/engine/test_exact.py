@@ -1,6 +1,11 @@
 """Token by token what upstream generates, whatever shares the batch, however prompts are cut and pools are sized."""
 
+import inspect
+
 import pytest
+import torch
+
+from dz.upstream.cache import CACHE_NAMES, make_past
 
 NAMES = [
     "llama", "gpt_oss", "gemma2", "llama4_text", "qwen3_moe", "deepseek_v3", "deepseek_v32", "deepseek_v4",
@@ -29,7 +34,7 @@ def check(model, got, ends):
 
 def test_the_case_can_fail(model, tiny):
     """Greedy output varies within each answer and between answers, and no step is a near tie."""
-    answers = tiny.generate(model.folder, model.cases)
+    answers = tiny.answers(model.name, model.folder, model.cases)
     assert [a.tokens for a in answers] == model.want
     assert min(len(set(t)) for t in model.want) >= 5
     assert len({tuple(t) for t in model.want}) == len(model.want)
@@ -91,3 +96,20 @@ def test_tier(model):
         assert [r.partition(":")[0] for r in tier.rejected] == ["gather"]
         assert len(tier.rejected[0]) > len("gather: ") + 20
     assert any(f"in tier {model.tier}" in line for line in model.said)
+
+
+def test_longrope_as_upstream_generates(models, tiny):
+    """Up to the length where the rope changes; and beyond it, where upstream feeds all tokens anew."""
+    model = models("longrope")
+    upstream = tiny.upstream(model.folder)
+    prepare = upstream.prepare_inputs_for_generation
+    name = next(n for n in CACHE_NAMES if n in inspect.signature(upstream.forward).parameters)
+    fed = prepare(
+        torch.zeros(1, 21, dtype=torch.long), next_sequence_length=1, **{name: make_past(upstream.config, 20)}
+    )
+    sound = fed["input_ids"].shape[1] == 21
+    got = [a.tokens for a in tiny.generate(model.folder, model.cases)]
+    for case, mine, theirs in zip(model.cases, model.want, got, strict=True):
+        crosses = len(case.tokens) <= 20 < len(case.tokens) + tiny.NEW
+        n = tiny.NEW if sound or not crosses else 20 - len(case.tokens) + 1
+        assert mine[:n] == theirs[:n]

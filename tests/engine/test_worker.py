@@ -23,7 +23,7 @@ from dz.engine.config import EngineSpec
 from dz.upstream.media import pack
 
 HERE = Path(__file__).parent
-PATHS = os.pathsep.join([str(HERE), str(Path(dz.__file__).parent.parent)])
+PATHS = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(HERE), str(Path(dz.__file__).parent.parent)])
 WAIT = 30_000  # milliseconds; only a failure takes as long
 
 
