@@ -2,7 +2,7 @@
 
 usage: python reports/bench/serve_cpu.py MODEL_FOLDER [--rounds 5] [--out reports/bench/serve_cpu.json]
 
-Rates: the first 8 of 20 chat prompts, 32 greedy float32 tokens each, at concurrency 1 and 8, the same number of threads
+Rates: the first 8 of 20 chat prompts, 12 greedy float32 tokens each, at concurrency 1 and 8, the same number of threads
 for all. Tokens: all 20 prompts, 64 tokens each, dz at concurrency 8 against generate() one by one; differences at a
 top-1 margin under 1e-3 are counted as ties."""
 
@@ -27,7 +27,7 @@ TOPICS = (
     "time", "a train", "bread", "a letter", "the sun", "an island", "a bridge", "mathematics", "rain", "a teacher",
 )  # fmt: skip
 PROMPTS = [f"Write a short story about {t}." for t in TOPICS]
-TOKENS, RATED, SHORT = 64, 8, 32
+TOKENS, RATED, SHORT = 64, 8, 12
 PEER = ["--continuous-batching", "--dtype", "float32", "--device", "cpu"]
 
 
@@ -116,10 +116,19 @@ def compare(got: list[list[int]], want: list[list[int]], margins: list[list[floa
     return found
 
 
+def compared(upstream: Upstream, url: str, folder: str) -> dict[str, int]:
+    _, want, margins = upstream.run(len(PROMPTS), TOKENS)
+    _, _, got = asyncio.run(load(url, folder, 8, len(PROMPTS), TOKENS, ids=True))
+    tokens = compare(got, want, margins)
+    print("tokens", tokens, flush=True)
+    return tokens
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rates-only", action="store_true", help="leave the comparison of tokens out")
     parser.add_argument("--out", type=Path, default=Path("reports/bench/serve_cpu.json"))
     args = parser.parse_args()
     threads = len(os.sched_getaffinity(0))
@@ -133,10 +142,7 @@ def main() -> None:
     upstream = Upstream(folder, threads)
     rates: dict[str, list[float]] = {}
     try:
-        _, want, margins = upstream.run(len(PROMPTS), TOKENS)
-        _, _, got = asyncio.run(load(dz_url, folder, 8, len(PROMPTS), TOKENS, ids=True))
-        tokens = compare(got, want, margins)
-        print("tokens", tokens, flush=True)
+        tokens = {} if args.rates_only else compared(upstream, dz_url, folder)
         asyncio.run(load(peer_url, folder, 8, 8, 4, ids=False))
         for _ in range(args.rounds):
             rates.setdefault("generate", []).append(RATED * SHORT / upstream.run(RATED, SHORT)[0])
