@@ -45,6 +45,7 @@ class Shell:
         """A shell in `folder` whose workspace, and whose copies of remote code, lie there too. The rest of the
         environment is the user's."""
         env = dict(os.environ)
+        env.setdefault("OMP_NUM_THREADS", "1")  # on a model this small a second thread only waits for the first
         package = str(Path(dz.__file__).resolve().parent.parent)
         env["PYTHONPATH"] = os.pathsep.join(p for p in (package, env.get("PYTHONPATH")) if p)
         env["DZ_WORKSPACE"] = str(folder / "reports")
