@@ -60,16 +60,14 @@ class Engine:
             return
         room = self.scheduler.longest - len(tokens)
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else self.eos)
-        rope = self.runner.following
-        apart = not media and (rope is None or len(tokens) <= rope.length)
         seq = Sequence(
             id,
             list(tokens),
             len(tokens),
             sampling,
             min(sampling.max_tokens, room),
-            whole=0 if apart else len(tokens),
-            stepwise=rope is not None and not rope.restarts,
+            whole=len(tokens) if media or self.runner.whole(len(tokens)) else 0,
+            stepwise=self.runner.stepwise,
             memo=Memo(media),
         )
         seq.chooser = Chooser(sampling, tokens, stops, self.vocab)

@@ -15,12 +15,13 @@ from dz.core.plan import MemoryRow, Plan
 from dz.core.source import Source
 from dz.engine import memory
 from dz.engine.config import Limits
+from dz.engine.mixers.oracle import check_call, not_run
 from dz.engine.mixers.taps import Taps
 from dz.engine.mixers.tiers import Tier, choose
 from dz.engine.runner import Runner
 from dz.upstream import weights
 from dz.upstream.build import Built, build_meta, dtype_of
-from dz.upstream.decoder import Decoder, Head
+from dz.upstream.decoder import FAILURES, Decoder, Head
 from dz.upstream.footprint import Footprint, footprint, measure
 from dz.upstream.rope import follows_from
 from dz.upstream.vision import Wrapper
@@ -98,7 +99,7 @@ def load(
     else:
         tell(f"memory: the cache is measured after loading, since upstream's decoder does not run on meta ({found})")
         _read(built, decoder, checkpoint, wishes)
-        sized = _plan(built, measure(built, decoder), "measured", wishes, coverage, tell)
+        sized = _plan(built, _measured(built, decoder), "measured", wishes, coverage, tell)
     stages.done("weights")
     limits = Limits(
         max_model_len=sized.max_model_len,
@@ -109,6 +110,13 @@ def load(
         slots=sized.slots,
     )
     return _ready(built, decoder, plan, limits, sized.rows, coverage, stages, bind)
+
+
+def _measured(built: Built, decoder: Decoder) -> Footprint:
+    try:
+        return measure(built, decoder)
+    except FAILURES as e:
+        raise not_run(built.cls, e) from e
 
 
 def _ready(
@@ -126,6 +134,7 @@ def _ready(
     vocab = int(built.text_config.vocab_size)
     with torch.inference_mode():
         wrapper = Wrapper(built, decoder)
+        unchecked = check_call(decoder, head, wrapper.rows, vocab)
         tier = choose(
             decoder,
             taps,
@@ -136,6 +145,8 @@ def _ready(
             block_size=limits.block_size,
         )
     stages.tell(f"mixers: {taps.count} in tier {tier.name}, proved to {tier.error:.1e} of the largest value")
+    if unchecked:
+        stages.tell(f"  not compared with the whole model, which takes no text alone: {unchecked}")
     for reason in tier.rejected:
         stages.tell(f"  not taken: {reason}")
     stages.done("tiers")
@@ -178,7 +189,8 @@ def _plan(
     config = built.text_config
     weight_bytes = sum({id(p): p.numel() * p.element_size() for p in built.model.parameters()}.values())
     hidden, vocab = int(config.hidden_size), int(config.vocab_size)
-    wide = max(hidden * 8, int(getattr(config, "intermediate_size", 0) or 0) * 3)
+    inner = getattr(config, "intermediate_size", 0) or 0
+    wide = max(hidden * 8, int(max(inner) if isinstance(inner, (list, tuple)) else inner) * 3)
     activations = wishes.max_num_batched_tokens * wide * built.dtype.itemsize + wishes.max_num_seqs * vocab * 4
     needs = memory.Needs(
         weights=weight_bytes,

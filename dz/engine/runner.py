@@ -32,7 +32,7 @@ class Memo:
 
 class Runner:
     """One device. `phase[0]` is what the swapped kernels of the plan ask for while a step runs. `following` says which
-    tokens must come together, where the rope asks for it."""
+    tokens must come together, where the rope asks for it; `stepwise`, that outputs must come one at a time."""
 
     def __init__(
         self, built: Built, decoder: Decoder, taps: Taps, head: Head, wrapper: Wrapper, tier: Tier, phase: list[str]
@@ -42,6 +42,11 @@ class Runner:
         self.device = next(built.model.parameters()).device
         self.phase = phase
         self.following = following(built.model)
+        self.stepwise = tier.whole or (self.following is not None and not self.following.restarts)
+
+    def whole(self, prompt: int) -> bool:
+        """Whether a prompt of so many tokens must be computed in one piece."""
+        return self.tier.whole or (self.following is not None and prompt > self.following.length)
 
     def prepare(self, seq: Sequence) -> None:
         """Ask upstream what it makes of a prompt with images. Raises Refused when they do not fit."""

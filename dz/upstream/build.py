@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -159,12 +160,21 @@ def _compute_buffers(model: nn.Module) -> None:
 
 
 def _decoder(model: Any) -> Any:
+    """The innermost module that takes tokens and holds the decoder layers."""
+    holder, names = _holder(model), {id(m): name for name, m in model.named_modules()}
+    name = names.get(id(holder), "")
+    while name and "input_ids" not in inspect.signature(type(model.get_submodule(name)).forward).parameters:
+        name = name.rpartition(".")[0]
+    return model.get_submodule(name) if name else holder
+
+
+def _holder(model: Any) -> Any:
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else getattr(model, model.base_model_prefix)
     while not _layer_lists(decoder) and hasattr(decoder, "get_decoder") and decoder.get_decoder() is not decoder:
         decoder = decoder.get_decoder()
     if _layer_lists(decoder):
         return decoder
-    inner = [m for m in decoder.modules() if _layer_lists(m)]
+    inner = [m for root in (decoder, model) for m in root.modules() if _layer_lists(m)]
     if not inner:
         raise Refused(
             f"{type(model).__name__} has no list of decoder layers",
@@ -182,4 +192,5 @@ def _layer_lists(module: nn.Module) -> list[nn.ModuleList]:
 
 
 def _layers(decoder: nn.Module) -> list[nn.Module]:
-    return list(max(_layer_lists(decoder), key=len))
+    lists = _layer_lists(decoder) or [x for m in decoder.modules() for x in _layer_lists(m)]
+    return list(max(lists, key=len))

@@ -9,7 +9,7 @@ import torch
 
 from dz.core.protocols import KVStore
 
-CACHE_NAMES = ("past_key_values", "cache", "cache_params", "past_key_value")
+CACHE_NAMES = ("past_key_values", "cache", "cache_params", "past_key_value", "layer_past")
 
 
 def new_cache(config: Any) -> Any:

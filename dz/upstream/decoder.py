@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +14,18 @@ from dz.errors import Refused
 from dz.upstream.build import Built
 from dz.upstream.cache import CACHE_NAMES
 from dz.upstream.rope import Snapshot, follows_from
+
+# What upstream's code raises when it is called as it does not expect.
+FAILURES = (
+    RuntimeError,
+    NotImplementedError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    KeyError,
+    IndexError,
+    AssertionError,
+)
 
 
 class Decoder:
@@ -121,12 +133,17 @@ class _Answer:
 
 class Head:
     """Logits by upstream's own causal class: its forward runs with the base model's answer put in its place, so that
-    soft caps, scales and heads of any kind are upstream's."""
+    soft caps, scales and heads of any kind are upstream's. `bases` are the modules that lead to the decoder: some
+    classes call one, some another."""
 
     def __init__(self, built: Built) -> None:
         self.model = built.model
-        self.base = next((c for c in built.model.children() if any(m is built.decoder for m in c.modules())), None)
-        if self.base is None:
+        self.bases = [
+            m
+            for name, m in built.model.named_modules()
+            if name and any(inner is built.decoder for inner in m.modules()) and not isinstance(m, nn.ModuleList)
+        ]
+        if not self.bases:
             raise Refused(
                 f"{built.cls} has no base model",
                 "its decoder lies in none of its children",
@@ -137,6 +154,8 @@ class Head:
     def __call__(self, hidden: torch.Tensor) -> torch.Tensor:
         """[N, V] float32 logits of hidden states [N, D]."""
         ids = torch.zeros(1, hidden.shape[0], dtype=torch.long, device=hidden.device)
-        with replaced(self.base, lambda *args, **kwargs: _Answer(hidden[None])):  # type: ignore[arg-type]
+        with ExitStack() as stack:
+            for base in self.bases:
+                stack.enter_context(replaced(base, lambda *args, **kwargs: _Answer(hidden[None])))
             out = self.model(input_ids=ids, use_cache=False)
         return out.logits[0].float()

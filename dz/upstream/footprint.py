@@ -12,7 +12,7 @@ from torch import nn
 
 from dz.upstream.build import Built
 from dz.upstream.cache import bytes_in, make_facade, new_cache
-from dz.upstream.decoder import Decoder, mixers, replaced
+from dz.upstream.decoder import FAILURES, Decoder, mixers, replaced
 from dz.upstream.rope import Snapshot
 
 SHORT, LONG = 64, 128  # tokens of the two runs; the difference is what one more token costs
@@ -31,7 +31,7 @@ def footprint(built: Built, decoder: Decoder) -> Footprint | str:
     try:
         with _on_meta(built.model), _tolerant(built.layers):
             return measure(built, decoder)
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AttributeError) as e:
+    except FAILURES as e:
         return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
 
 
@@ -58,7 +58,7 @@ def _appended(built: Built, decoder: Decoder) -> int:
     meter = _Meter()
     try:
         _run(decoder, make_facade(meter, built.text_config), SHORT)
-    except (RuntimeError, NotImplementedError, ValueError, TypeError, IndexError, AttributeError):
+    except FAILURES:
         return 0  # this model keeps something else than appended keys and values; its own caches were measured
     return sum(meter.layers.values())
 

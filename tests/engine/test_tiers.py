@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dz.engine.cache import paged
-from dz.engine.mixers import gather, isolate, masks, tiers
+from dz.engine.mixers import gather, isolate, masks, oracle, tiers
 from dz.engine.mixers.gather import Gather, Share
 from dz.engine.mixers.masks import MaskRule
+from dz.errors import Refused
 
 
 def choose(model, *, allow=True):
@@ -158,22 +159,114 @@ def test_a_wrong_isolation_is_found(models, helpers, tiny, monkeypatch, name, wr
 
 
 def test_the_oracle_is_upstream(models):
-    """What the tiers are compared with is the decoder's own output for each sequence, nothing of the tiers' own."""
+    """What the tiers are compared with is the decoder's own output for each sequence alone, in pieces as in one."""
     model = models("llama")
     run = model.loaded.runner
-    walk = tiers._walk(model.loaded.vocab, "cpu")
-    assert sorted(len(step) for step in walk.steps) == [1, 2, 2, 3, 3, 3]
-    assert any({n for _, _, n in step} >= {1, 8} for step in walk.steps), "no step mixes decode and prefill"
-    for i, ids in enumerate(walk.ids):
-        mine = [(s, n) for step in walk.steps for k, s, n in step if k == i]
-        assert [p for s, n in mine for p in range(s, s + n)] == list(range(ids.shape[1]))
     with torch.inference_mode():
-        got = tiers._by_segments(run.decoder, walk, None, lambda segs: isolate.serial(run.decoder, run.taps, segs))
-        whole = run.decoder(
-            cache=tiers.new_cache(run.built.text_config), positions=torch.arange(12)[None], ids=walk.ids[0]
-        )[0]
-    first = torch.cat([g[0:n] for g, n in zip(got[:4], (9, 1, 1, 1), strict=True)])
-    assert torch.allclose(first, whole, atol=1e-5)
+        truth = oracle.find_truth(run.decoder, run.taps, None, model.loaded.vocab)
+        assert not truth.whole
+        parts = oracle._in_order(truth.walk, truth.hidden)
+        for ids, part in zip(truth.walk.ids, parts, strict=True):
+            at = torch.arange(ids.shape[1])[None]
+            whole = run.decoder(cache=oracle.new_cache(run.built.text_config), positions=at, ids=ids)[0]
+            assert torch.allclose(part, whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("steps", [oracle._cut(), oracle._whole()])
+def test_walks(steps):
+    """Every token of every sequence once and in order; prefill beside decodes; the longest ends alone."""
+    for i, n in enumerate(oracle.PROMPTS):
+        mine = [(s, c) for step in steps for k, s, c in step if k == i]
+        assert [p for s, c in mine for p in range(s, s + c)] == list(range(n + oracle.DECODES))
+        assert [c for s, c in mine if s >= n] == [1] * oracle.DECODES
+    assert any(len(step) == 3 and {c for _, _, c in step} > {1} for step in steps)
+    assert any(len(step) == 3 and {c for _, _, c in step} == {1} for step in steps)
+    assert len(steps[-1]) == 1
+
+
+def test_a_prompt_that_must_not_be_cut(models, helpers, tiny):
+    """Upstream's cache of this model starts anew with every chunk: so there is one, whatever the budget, and after a
+    preemption outputs follow one at a time."""
+    model = models("mamba")
+    engine = model.engine(chunk=8, block=2, blocks=26, seqs=4)
+    works = []
+    right = engine.scheduler.next
+    engine.scheduler.next = lambda: (batch := right()) and (works.extend(batch.work) or batch)
+    jobs = [(str(i), c.tokens, helpers.greedy(tiny.NEW), {}) for i, c in enumerate(model.cases)]
+    got, _, _ = helpers.drive(engine, jobs)
+    assert [got[str(i)] for i in range(4)] == model.want
+    assert engine.stats().preemptions > 0
+    assert all(w.count == (w.seq.prompt if w.start == 0 else 1) for w in works)
+
+
+def test_a_cache_that_forgets_what_the_mask_shows(tiny, tmp_path, loading, helpers, models):
+    """The configuration names a window, which upstream's cache obeys and its mask does not."""
+    folder = tiny.build("llama", tmp_path / "forgets", sliding_window=6)
+    cases = tiny.prompts()
+    want = [a.tokens for a in tiny.generate(folder, cases)]
+    assert want != models("llama").want, "the window makes no difference"
+    loaded = loading(folder)
+    assert (loaded.tier.name, loaded.tier.whole) == ("isolate", True)
+    assert any("drops keys" in r for r in loaded.tier.rejected)
+    jobs = [(str(i), c.tokens, helpers.greedy(tiny.NEW), {}) for i, c in enumerate(cases)]
+    got, _, _ = helpers.drive(models("llama").engine(runner=loaded.runner, chunk=5, block=4), jobs, every=2)
+    assert [got[str(i)] for i in range(4)] == want
+
+
+def test_state_outside_the_cache_is_refused(models, monkeypatch):
+    """What a sequence gets depends on which ran before it: nothing could be served exactly."""
+    model = models("llama")
+    norm = model.loaded.built.decoder.norm
+    right, last = norm.forward, [torch.zeros(1)]
+
+    def forward(x):
+        out = right(x) + last[0]
+        last[0] = out.mean()
+        return out
+
+    monkeypatch.setattr(norm, "forward", forward)
+    run = model.loaded.runner
+    with pytest.raises(Refused, match="state outside its cache") as e, torch.inference_mode():
+        oracle.find_truth(run.decoder, run.taps, None, model.loaded.vocab)
+    assert e.value.code == "state_outside"
+
+
+def test_a_head_that_is_not_upstreams_is_refused(models, monkeypatch):
+    model = models("llama")
+    right = type(model.loaded.runner.head).__call__
+    monkeypatch.setattr(type(model.loaded.runner.head), "__call__", lambda self, x: right(self, x) * 1.01)
+    run = model.loaded.runner
+    with pytest.raises(Refused) as e, torch.inference_mode():
+        oracle.check_call(run.decoder, run.head, None, model.loaded.vocab)
+    assert e.value.code == "not_alike"
+    assert "0.01 of the largest" in e.value.why
+
+
+def test_a_decoder_that_raises_is_refused(models, monkeypatch):
+    model = models("gemma2")
+
+    def forward(*args, **kwargs):
+        raise AttributeError("no attribute 'conv_state'")
+
+    run = model.loaded.runner
+    monkeypatch.setattr(model.loaded.built.layers[1], "forward", forward)
+    with pytest.raises(Refused) as e, torch.inference_mode():
+        oracle.find_truth(run.decoder, run.taps, None, model.loaded.vocab)
+    assert e.value.code == "not_run"
+    assert "conv_state" in e.value.why
+
+
+def test_a_model_that_takes_no_text_alone(models, monkeypatch):
+    model = models("llava")
+
+    def forward(*args, **kwargs):
+        raise ValueError("pixel_values are needed")
+
+    run = model.loaded.runner
+    monkeypatch.setattr(model.loaded.built.model, "forward", forward)
+    with torch.inference_mode():
+        why = oracle.check_call(run.decoder, run.head, run.wrapper.rows, model.loaded.vocab)
+    assert "pixel_values are needed" in why
 
 
 def test_a_plan_can_ask_for_isolate(models, helpers, tiny, loading):

@@ -48,6 +48,31 @@ def test_the_parts(model, tiny):
         assert not any(built.model.get_submodule(n) in inside for n in tower)
 
 
+@pytest.mark.parametrize(
+    "cls, changes, decoder, layers",
+    [
+        ("OPTForCausalLM", {"ffn_dim": 16}, "OPTDecoder", 2),  # one module further in than the base model
+        ("BertLMHeadModel", {"intermediate_size": 16, "is_decoder": True}, "BertModel", 2),  # layers in a part of it
+        (
+            "ModernBertDecoderForCausalLM",
+            {"intermediate_size": 16},
+            "ModernBertDecoderModel",
+            2,
+        ),  # `decoder` is its head
+        ("GPT2LMHeadModel", {"n_embd": 16, "n_head": 2, "n_layer": 2}, "GPT2Model", 2),
+    ],
+)
+def test_the_decoder_is_what_takes_tokens(tiny, tmp_path, cls, changes, decoder, layers):
+    import transformers
+
+    shared = {"vocab_size": 40, "hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
+    config = getattr(transformers, cls).config_class(**shared, **ids, **changes, architectures=[cls])
+    config.save_pretrained(tmp_path)
+    built = build_meta(tiny.source(tmp_path), trust=False)
+    assert (type(built.decoder).__name__, len(built.layers)) == (decoder, layers)
+
+
 def test_nothing_global_is_left_changed(tiny, tmp_path):
     register = torch.nn.Module.register_parameter
     build_meta(tiny.source(tiny.build("llama", tmp_path / "a")), trust=False)

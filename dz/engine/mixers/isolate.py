@@ -64,6 +64,9 @@ class Isolate:
         return record
 
 
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, type, torch.dtype, torch.device)  # the same for all
+
+
 class _Split:
     """The handler of a packed step."""
 
@@ -91,7 +94,7 @@ class _Split:
         return self._join(outs)
 
     def _mark(self, value: Any, path: tuple[Any, ...]) -> Any:
-        if value is self.cache or isinstance(value, PerSequence) or id(value) in self.produced:
+        if value is self.cache or isinstance(value, (PerSequence, *_PLAIN)) or id(value) in self.produced:
             return value
         if isinstance(value, torch.Tensor):
             value = value.view_as(value)  # an object of its own: one mask may be passed under two names
@@ -99,8 +102,6 @@ class _Split:
             value = type(value)(self._mark(v, (*path, k)) for k, v in enumerate(value))
         elif isinstance(value, dict) and value:
             value = {k: self._mark(v, (*path, k)) for k, v in value.items()}
-        elif not isinstance(value, dict):
-            return value
         self.known[id(value)] = (value, path)
         return value
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from dz.engine.mixers.taps import Learn, Record, Taps
-from dz.upstream.cache import make_past
+from dz.upstream.cache import make_past, new_cache
 from dz.upstream.decoder import Decoder
 
 PROBE = 3  # tokens
@@ -69,6 +69,17 @@ def read_masks(decoder: Decoder, taps: Taps, learn: Learn, with_mixers: set[int]
             return f"the attention mask of layer {index} is neither causal, windowed nor chunked"
         rules[index] = rule
     return Masks(rules, additive)
+
+
+def forgets(decoder: Decoder, taps: Taps, learn: Learn) -> bool:
+    """Whether a layer of upstream's cache keeps a window only, while the layer's mask would show more: then what a
+    token sees depends on how the prompt was cut."""
+    layers = new_cache(decoder.built.text_config).layers
+    kept = {i: int(x.sliding_window) for i, x in enumerate(layers) if getattr(x, "is_sliding", False)}
+    if not kept:
+        return False
+    masks = _ask(decoder, taps, learn, max(kept.values()) + PROBE)
+    return any((m := masks.get(i)) is not None and int(_allowed(m)[0].sum()) > size for i, size in kept.items())
 
 
 def _ask(decoder: Decoder, taps: Taps, learn: Learn, past: int) -> dict[int, torch.Tensor | None]:
