@@ -191,5 +191,5 @@ def test_weights_are_streamed(tiny, tmp_path):
         shards = [p.stat().st_size for p in folder.glob("*.safetensors")]
         assert len(shards) >= 8
         assert seen["model"] > 90e6
-        assert seen["after"] > seen["model"] * 0.98, "the weights are not in memory of their own"
+        assert seen["after"] > seen["model"] * 0.9, "the weights are not in memory of their own"
         assert seen["peak"] < seen["model"] + 2 * max(shards), (folder.name, seen)

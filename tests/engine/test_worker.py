@@ -328,9 +328,16 @@ def test_it_ends_with_a_server_that_no_longer_listens(server, nursery, helpers):
     made.pull.rcvhwm = 1
     pid, parent = nursery.start(made, between=True)
     assert isinstance(made.receive(), Ready)
-    for _ in range(6000):
-        made.send(Submit("empty", [], helpers.greedy(1, ignore_eos=True)))
-    assert not ended(pid, 1.5)
+    data = msgspec.msgpack.encode(Submit("empty", [], helpers.greedy(1)))
+    full = 0.0
+    while not full or time.monotonic() - full < 0.5:  # until the worker has stopped reading too
+        try:
+            made.push.send(data, zmq.NOBLOCK)
+            full = 0.0
+        except zmq.Again:
+            full = full or time.monotonic()
+            time.sleep(0.01)
+    assert not ended(pid, 0.3)
     os.kill(parent, signal.SIGKILL)
     assert ended(pid, 5)
 
