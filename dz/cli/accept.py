@@ -9,9 +9,10 @@ import typer
 
 from dz.cli import common, output
 from dz.cli.common import resolve_settings
-from dz.cli.options import ChecklistOption, Device, Dtype, JunitXml, Model, Plugins, TrustRemoteCode, Workspace
+from dz.cli.options import ChecklistOption, Device, JunitXml, Model, Plugins, TrustRemoteCode, Workspace
 from dz.core.envelope import envelope
 from dz.errors import UsageError
+from dz.settings import Settings
 
 if TYPE_CHECKING:
     from dz.accept.accept import Outcome, Request
@@ -28,6 +29,16 @@ LastFailed = Annotated[bool, typer.Option("--lf", "--last-failed", help="Only wh
 ReportFile = Annotated[Path | None, typer.Option("--report", metavar="FILE", help="Also write the report there.")]
 Url = Annotated[str, typer.Option("--url", metavar="URL", help="Check a server that runs already.")]
 ExitZero = Annotated[bool, typer.Option("--exit-zero", help="End with 0 even if checks failed.")]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        help="What the server computes in; auto: the checkpoint's own (DZ_DTYPE, default here: float32).",
+        show_default=False,
+    ),
+]
+VERIFICATION = "float32"  # lower precisions move tokens, and what moves them cannot be told from a small fault
 COLUMNS = ("CHECK", "STATUS", "VALUE", "THRESHOLD", "REASON")
 
 
@@ -61,6 +72,7 @@ def accept(
       dz accept org/name
       dz accept org/name -k "text or image" -x --junit-xml results.xml
       dz accept ./folder --checklist quick --url http://127.0.0.1:8000
+      dz accept org/name --dtype auto         in the checkpoint's own precision, with wider tie margins
 
     Results are written as they come; a rerun keeps what is still true. 0 when all passed, 1 when not."""
     from dz.accept.accept import Request, run
@@ -72,7 +84,7 @@ def accept(
     request = Request(
         model=model,
         checklist=checklist,
-        settings=resolve_settings({"device": device, "dtype": dtype, "workspace": workspace}),
+        settings=_settings(device, dtype, workspace, url),
         choice=Choice(
             expression=expression, last_failed=last_failed, resume=resume, maxfail=1 if exitfirst else maxfail
         ),
@@ -89,6 +101,14 @@ def accept(
     if junit_xml is not None:
         done.junit(junit_xml)
     return _show(done, model, exit_zero=exit_zero)
+
+
+def _settings(device: str | None, dtype: str | None, workspace: str | None, url: str) -> Settings:
+    """The settings; a server that is started here computes in float32 unless something else was asked for anywhere."""
+    flags = {"device": device, "dtype": dtype, "workspace": workspace}
+    found = resolve_settings(flags)
+    chosen = any(v.name == "dtype" and v.origin != "default" for v in found.values())
+    return found if chosen or url else resolve_settings({**flags, "dtype": VERIFICATION})
 
 
 def _settings_files() -> tuple[str, ...]:

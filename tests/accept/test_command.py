@@ -50,6 +50,7 @@ def dz(tmp_path, monkeypatch, capsys, oracle):
         return [sys.executable, str(fake), "--faults", json.dumps(run.faults)]
 
     def plan(source, **given):
+        run.dtypes.append(given["settings"].get("dtype"))
         made = Plan(model=source.name, rev8=source.rev8, device="cpu", dtype="float32", sites=(), hash=run.plan)
         folder = tmp_path / "reports" / source.workspace_name
         (folder / "inventory.json").write_text(
@@ -66,6 +67,7 @@ def dz(tmp_path, monkeypatch, capsys, oracle):
     monkeypatch.setattr(accept, "Own", Counted)
     monkeypatch.setattr(accept, "Golden", lambda *a, **k: oracle())
     monkeypatch.setattr(adapt, "current_plan", plan, raising=False)
+    run.dtypes = []
     run.faults, run.plan, run.matched, run.started, run.folder = {}, "0" * 16, 7, started, tmp_path
     yield run
     output.use(output.Out())
@@ -120,6 +122,38 @@ def test_the_server_gets_what_we_were_given(dz):
     assert dz.arguments[0] == "./toy" and "--trust-remote-code" in words and "--no-config" in words
     for pair in ("--dtype float32", "--device cpu", "--plugin mod:fn", f"--workspace {dz.folder}/reports"):
         assert pair in words
+
+
+@pytest.mark.parametrize(
+    ("argv", "variable", "want"),
+    [
+        ((), "", "float32"),
+        (("--dtype", "auto"), "", "auto"),
+        (("--dtype", "bfloat16"), "float16", "bfloat16"),
+        ((), "float16", "float16"),
+    ],
+)
+def test_verification_is_in_float32_unless_told_otherwise(dz, monkeypatch, argv, variable, want):
+    monkeypatch.setenv("DZ_DTYPE", variable)
+    dz("-k", "load", *argv)
+    assert f"--dtype {want}" in " ".join(dz.arguments) and dz.dtypes == [want]
+
+
+def test_a_settings_file_may_name_the_dtype(dz):
+    (dz.folder / "dz.toml").write_text('dtype = "auto"')
+    dz("-k", "load")
+    assert dz.dtypes == ["auto"]
+
+
+def test_a_given_server_keeps_its_own_dtype(dz):
+    import fake_server
+
+    (dz.folder / "toy/config.json").write_text('{"model_type": "toy", "dtype": "bfloat16"}')
+    fake = fake_server.Fake({}).start()
+    dz("--url", fake.url, "-k", "load")
+    fake.shutdown()
+    fake.server_close()
+    assert report_of(dz)["inputs"]["dtype"] == "bfloat16"
 
 
 def test_another_plan_runs_again(dz):
