@@ -16,6 +16,7 @@ class Model:
     tier: str
     cases: list
     want: list
+    margin: float
     loaded: object
     said: list
 
@@ -79,9 +80,10 @@ def models(tiny, tmp_path_factory):
         if name not in made:
             folder = tiny.build(name, tmp_path_factory.mktemp("tiny") / name)
             cases = tiny.prompts() + (tiny.images(name) if tiny.MODELS[name].vision else [])
-            want = [a.tokens for a in tiny.answers(name, folder, cases)]
-            said = []
-            made[name] = Model(name, folder, tiny.MODELS[name].tier, cases, want, load(tiny, folder, said=said), said)
+            answers = tiny.answers(name, folder, cases)
+            want, margin = [a.tokens for a in answers], min(a.margin for a in answers)
+            tier, said = tiny.MODELS[name].tier, []
+            made[name] = Model(name, folder, tier, cases, want, margin, load(tiny, folder, said=said), said)
         return made[name]
 
     return get

@@ -33,13 +33,11 @@ def check(model, got, ends):
     assert set(ends.values()) == {"length"}
 
 
-def test_the_case_can_fail(model, tiny):
+def test_the_case_can_fail(model):
     """Greedy output varies within each answer and between answers, and no step is a near tie."""
-    answers = tiny.answers(model.name, model.folder, model.cases)
-    assert [a.tokens for a in answers] == model.want
     assert min(len(set(t)) for t in model.want) >= 5
     assert len({tuple(t) for t in model.want}) == len(model.want)
-    assert min(a.margin for a in answers) > 1e-3
+    assert model.margin > 1e-3
 
 
 def test_all_at_once(model, helpers, tiny):
