@@ -10,22 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dz.accept import plans, runner, stamp
 from dz.accept import report as reports
-from dz.accept import runner, stamp
 from dz.accept.context import Context
 from dz.accept.golden import Golden
+from dz.accept.plans import Place
 from dz.accept.report import Report
 from dz.accept.server import Given, Own, Server, serve_command
 from dz.core import jsonio, library
 from dz.core.check import Checklist, Result, load_checklist
-from dz.core.plan import Plan
 from dz.core.protocols import Progress
 from dz.core.workspace import Workspace
-from dz.errors import DzError
 from dz.hub.lock import Lock
 from dz.settings import Settings
-
-UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +81,7 @@ def run(request: Request, progress: Progress, told: runner.Told) -> Outcome:
     lock = hub.resolve_lock(request.model, workspace=request.base)
     workspace = Workspace.of(lock.source, request.base)
     folder = workspace.evidence(checklist.name)
-    dtype, plan = _plan(request, lock, progress)
+    where, dtype, plan = _plan(request, lock, workspace, progress)
     about = _about(request, lock, checklist, dtype, plan)
     elsewhere = ("workspace", "port", "host")  # these decide where, not what
     settings = {v.name: v.value for v in request.settings.values() if v.name not in elsewhere}
@@ -97,11 +94,12 @@ def run(request: Request, progress: Progress, told: runner.Told) -> Outcome:
         log=folder / "reference.log",
         progress=progress,
     )
-    server = _server(request, folder / "server.log")
+    server = _server(request, where, folder / "server.log")
     context = Context(
         lock=lock,
         workspace=workspace,
         name=checklist.name,
+        inventory=where.space.inventory,
         dtype=dtype,
         server=server,
         golden=golden,
@@ -141,46 +139,27 @@ def overview(request: Request) -> list[dict[str, Any]]:
     ]
 
 
-def _server(request: Request, log: Path) -> Server:
+def _server(request: Request, where: Place, log: Path) -> Server:
     if request.url:
         return Given(request.url)
-    args: list[str] = ["--workspace", str(request.base), *request.serve]
+    args: list[str] = ["--workspace", str(where.root), *request.serve]
     for name in ("device", "dtype"):
-        args += [f"--{name}", request.settings.get(name)]
+        args += [f"--{name}", where.settings.get(name)]
     args += ["--trust-remote-code"] if request.trust else []
     for plugin in request.plugins:
         args += ["--plugin", plugin]
     return Own(serve_command(request.model, args), log)
 
 
-def _plan(request: Request, lock: Lock, progress: Progress) -> tuple[str, str]:
-    """(dtype, hash) of the plan in force, which is made if need be. Of a server given by its URL only the dtype that
-    the user or the configuration names is known. A plan that cannot be made is the load check's to tell."""
+def _plan(request: Request, lock: Lock, workspace: Workspace, progress: Progress) -> tuple[Place, str, str]:
+    """Where the server's plan lies, its dtype and its hash. Of a server given by its URL only the dtype is known that
+    the user or the configuration names."""
     if request.url:
         given = request.settings.get("dtype")
-        return (given if given != "auto" else _stated_dtype(lock)), ""
-    from dz import adapt
-
-    try:
-        plan: Plan = adapt.current_plan(
-            lock.source,
-            trust=request.trust,
-            device=request.settings.get("device"),
-            settings=request.settings,
-            progress=progress,
-        )
-    except DzError as e:
-        progress.note(f"no plan: {e.what}: {e.why}")
-        return UNKNOWN, ""
-    return plan.dtype, plan.hash
-
-
-def _stated_dtype(lock: Lock) -> str:
-    path = lock.source.path / "config.json"
-    config: Any = jsonio.read(path) if path.is_file() else {}
-    levels = [config, *(v for k, v in config.items() if k.endswith("text_config") and isinstance(v, dict))]
-    found = [v for level in levels for k in ("dtype", "torch_dtype") if isinstance(v := level.get(k), str)]
-    return found[0] if found else "float32"
+        dtype = given if given != "auto" else plans.stated_dtype(lock)
+        return Place(settings=request.settings, space=workspace), dtype, ""
+    where = plans.place(request.settings, lock, workspace)
+    return where, *plans.current(where, lock, trust=request.trust, progress=progress)
 
 
 def _about(request: Request, lock: Lock, checklist: Checklist, dtype: str, plan: str) -> dict[str, Any]:

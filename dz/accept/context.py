@@ -21,11 +21,12 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """The model under `lock`, the `server`, upstream's answers (`golden`), and where evidence goes. `dtype` is what the
-    server computes in; `name` is the checklist's."""
+    server computes in; `name` is the checklist's; `inventory` is the document that the server's plan was made from."""
 
     lock: Lock
     workspace: Workspace
     name: str
+    inventory: Path
     dtype: str
     server: Server
     golden: Oracle

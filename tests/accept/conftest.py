@@ -116,8 +116,9 @@ def context(tmp_path, lock):
             made.append(fake.server_close)
             server = Given(fake.url)
         made.append(server.stop)
+        space = Workspace.of(lock.source, tmp_path / "reports")
         return Context(
-            lock=lock, workspace=Workspace.of(lock.source, tmp_path / "reports"), name="default", dtype=dtype,
+            lock=lock, workspace=space, name="default", inventory=space.inventory, dtype=dtype,
             server=server, golden=golden or Oracle(), progress=Silent(),
         )  # fmt: skip
 

@@ -35,7 +35,7 @@ def dz(tmp_path, monkeypatch, capsys, oracle):
     monkeypatch.delenv("DZ_API_KEY", raising=False)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "toy").mkdir()
-    (tmp_path / "toy/config.json").write_text('{"model_type": "toy"}')
+    (tmp_path / "toy/config.json").write_text('{"model_type": "toy", "dtype": "float32"}')
     save_file({"a": torch.ones(3)}, tmp_path / "toy/model.safetensors")
     (tmp_path / "list.yaml").write_text(CHECKS)
     fake, started = Path(__file__).with_name("fake_server.py"), []
@@ -52,7 +52,8 @@ def dz(tmp_path, monkeypatch, capsys, oracle):
     def plan(source, **given):
         run.dtypes.append(given["settings"].get("dtype"))
         made = Plan(model=source.name, rev8=source.rev8, device="cpu", dtype="float32", sites=(), hash=run.plan)
-        folder = tmp_path / "reports" / source.workspace_name
+        folder = Path(given["settings"].get("workspace")) / source.workspace_name
+        folder.mkdir(parents=True, exist_ok=True)
         (folder / "inventory.json").write_text(
             json.dumps({"data": {"coverage": {"matched": run.matched, "missing": ["b"][: 7 - run.matched]}}})
         )
@@ -109,7 +110,7 @@ def test_the_server_gets_what_we_were_given(dz):
     dz(
         "--trust-remote-code",
         "--dtype",
-        "float32",
+        "bfloat16",
         "--device",
         "cpu",
         "--plugin",
@@ -120,23 +121,28 @@ def test_the_server_gets_what_we_were_given(dz):
     )
     words = " ".join(dz.arguments)
     assert dz.arguments[0] == "./toy" and "--trust-remote-code" in words and "--no-config" in words
-    for pair in ("--dtype float32", "--device cpu", "--plugin mod:fn", f"--workspace {dz.folder}/reports"):
+    for pair in ("--dtype bfloat16", "--device cpu", "--plugin mod:fn", f"--workspace {dz.folder}/reports"):
         assert pair in words
 
 
 @pytest.mark.parametrize(
-    ("argv", "variable", "want"),
+    ("argv", "variable", "want", "root"),
     [
-        ((), "", "float32"),
-        (("--dtype", "auto"), "", "auto"),
-        (("--dtype", "bfloat16"), "float16", "bfloat16"),
-        ((), "float16", "float16"),
+        ((), "", "float32", "reports/toy@*/verify-float32"),
+        (("--dtype", "auto"), "", "auto", "reports"),
+        (("--dtype", "float16"), "float32", "float16", "reports/toy@*/verify-float16"),
+        (("--dtype", "bfloat16"), "", "auto", "reports"),  # the checkpoint's own
+        ((), "float16", "float16", "reports"),
     ],
 )
-def test_verification_is_in_float32_unless_told_otherwise(dz, monkeypatch, argv, variable, want):
+def test_verification_is_in_float32_unless_told_otherwise(dz, monkeypatch, argv, variable, want, root):
+    (dz.folder / "toy/config.json").write_text('{"model_type": "toy", "dtype": "bfloat16"}')
     monkeypatch.setenv("DZ_DTYPE", variable)
-    dz("-k", "load", *argv)
-    assert f"--dtype {want}" in " ".join(dz.arguments) and dz.dtypes == [want]
+    code, out, _ = dz("-k", "load", *argv)
+    (workspace,) = dz.folder.glob(root)
+    assert code == 0, out
+    assert dz.dtypes == [want] and f"--workspace {workspace} --device auto --dtype {want}" in " ".join(dz.arguments)
+    assert report_of(dz)["status"] == "incomplete"  # the report lies where it always does
 
 
 def test_a_settings_file_may_name_the_dtype(dz):

@@ -67,7 +67,7 @@ def run(ctx: Context, params: Params) -> Result:
 
 
 def _coverage(ctx: Context) -> Coverage | None:
-    path = ctx.workspace.inventory
+    path = ctx.inventory
     if not path.is_file():
         return None
     return jsonio.from_builtins(Coverage, jsonio.read(path)["data"]["coverage"], where=str(path))
