@@ -111,7 +111,8 @@ def check_call(decoder: Decoder, head: Head, rows: int | None, vocab: int) -> st
     if _differ([got], [want], ROUNDING[decoder.built.dtype]):
         raise Refused(
             f"{decoder.built.cls} cannot be run as dz runs models",
-            f"its decoder and head alone give other logits than the whole model, by {error([got], [want]):.2g} of the largest",
+            "its decoder and head alone give other logits than the whole model, "
+            f"by {error([got], [want]):.2g} of the largest",
             "report it with the model's name",
             code="not_alike",
         )
