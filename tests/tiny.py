@@ -169,6 +169,18 @@ MODELS = {
         "isolate",
         gain=1.2,
     ),
+    "minimax": Model(
+        "MiniMaxForCausalLM",
+        {
+            **TEXT,
+            "num_local_experts": 6,
+            "num_experts_per_tok": 2,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+            "block_size": 8,
+        },
+        "isolate",
+        gain=2.0,
+    ),
     "mamba": Model(
         "MambaForCausalLM",
         {

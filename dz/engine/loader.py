@@ -15,7 +15,7 @@ from dz.core.plan import MemoryRow, Plan
 from dz.core.source import Source
 from dz.engine import memory
 from dz.engine.config import Limits
-from dz.engine.mixers.oracle import check_call, not_run
+from dz.engine.mixers.oracle import check_whole, not_run
 from dz.engine.mixers.taps import Taps
 from dz.engine.mixers.tiers import Tier, choose
 from dz.engine.runner import Runner
@@ -134,7 +134,7 @@ def _ready(
     vocab = int(built.text_config.vocab_size)
     with torch.inference_mode():
         wrapper = Wrapper(built, decoder)
-        unchecked = check_call(decoder, head, wrapper.rows, vocab)
+        unchecked = check_whole(decoder, head, taps, wrapper.rows, vocab)
         tier = choose(
             decoder,
             taps,

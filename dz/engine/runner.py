@@ -13,7 +13,6 @@ from dz.engine.mixers.taps import Taps
 from dz.engine.mixers.tiers import Tier
 from dz.engine.sequence import Batch, Sequence, Work
 from dz.upstream.build import Built
-from dz.upstream.cache import new_cache
 from dz.upstream.decoder import Decoder, Head
 from dz.upstream.rope import following
 from dz.upstream.vision import Prompt, Wrapper
@@ -111,7 +110,7 @@ class Runner:
 
     def _cache(self, seq: Sequence) -> Any:
         if seq.memo.cache is None:
-            seq.memo.cache = new_cache(self.built.text_config)
+            seq.memo.cache = self.decoder.new_cache()
         return seq.memo.cache
 
     def _ids(self, w: Work) -> torch.Tensor:

@@ -12,7 +12,8 @@ from torch import nn
 
 from dz.errors import Refused
 from dz.upstream.build import Built
-from dz.upstream.cache import CACHE_NAMES
+from dz.upstream.cache import CACHE_NAMES, bytes_in, new_cache
+from dz.upstream.generation import own_cache
 from dz.upstream.rope import Snapshot, follows_from
 
 # What upstream's code raises when it is called as it does not expect.
@@ -44,12 +45,36 @@ class Decoder:
                 code="no_cache",
             )
         self.fresh: Snapshot | None = None
+        self.new_cache: Callable[[], Any] = lambda: new_cache(built.text_config)
 
     def settle(self) -> None:
-        """From now on each call starts from the state that the modules have now, whatever earlier calls leave: some
-        ropes rescale to the longest position that they have seen. To be called once the buffers are in place."""
+        """Find out, once the weights are in place, how this decoder wants to be called.
+
+        From then on each call starts from the state that the modules have now, whatever earlier calls leave: some ropes
+        rescale to the longest position that they have seen. `new_cache` makes an empty cache for a sequence, of the
+        model's own class where it takes no other."""
         if follows_from(self.built.text_config) is not None:
             self.fresh = Snapshot(m for m in self.module.modules() if m._non_persistent_buffers_set)
+        with torch.no_grad():
+            if not self._takes_cache(self.new_cache()):
+                self.new_cache = self._own() or self.new_cache
+
+    def _takes_cache(self, cache: Any) -> bool:
+        """Whether a call runs with it and leaves something in it: some decoders go on with one of their own."""
+        empty = bytes_in(cache)
+        ids = torch.zeros(1, 2, dtype=torch.long, device=next(self.module.parameters()).device)
+        try:
+            self(cache=cache, positions=torch.arange(2, device=ids.device)[None], ids=ids)
+        except FAILURES:
+            return False
+        return bytes_in(cache) > empty
+
+    def _own(self) -> Callable[[], Any] | None:
+        try:
+            make = own_cache(self.built.model, self.module)
+            return make if make is not None and self._takes_cache(make()) else None
+        except FAILURES:
+            return None  # then the first real call tells what is the matter
 
     def __call__(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from dz.upstream.build import Built
-from dz.upstream.cache import bytes_in, make_facade, new_cache
+from dz.upstream.cache import bytes_in, make_facade
 from dz.upstream.decoder import FAILURES, Decoder, mixers, replaced
 from dz.upstream.rope import Snapshot
 
@@ -38,7 +38,7 @@ def footprint(built: Built, decoder: Decoder) -> Footprint | str:
 def measure(built: Built, decoder: Decoder) -> Footprint:
     """The same on a loaded model, by short runs. Windows are counted in full where the layers only append keys and
     values: a pool of blocks keeps what upstream's sliding caches drop."""
-    short, long = _bytes(built, decoder, SHORT), _bytes(built, decoder, LONG)
+    short, long = _bytes(decoder, SHORT), _bytes(decoder, LONG)
     per_token = max(-(-(long - short) // (LONG - SHORT)), _appended(built, decoder))
     return Footprint(per_token, max(0, short - SHORT * per_token))
 
@@ -63,8 +63,8 @@ def _appended(built: Built, decoder: Decoder) -> int:
     return sum(meter.layers.values())
 
 
-def _bytes(built: Built, decoder: Decoder, n: int) -> int:
-    cache = new_cache(built.text_config)
+def _bytes(decoder: Decoder, n: int) -> int:
+    cache = decoder.new_cache()
     _run(decoder, cache, n)
     return bytes_in(cache)
 

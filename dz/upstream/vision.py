@@ -10,7 +10,7 @@ import torch
 
 from dz.errors import Refused
 from dz.upstream.build import Built
-from dz.upstream.cache import make_past, new_cache
+from dz.upstream.cache import make_past
 from dz.upstream.decoder import Decoder, cache_argument, replaced
 
 
@@ -42,7 +42,7 @@ class Wrapper:
         together (upstream's own words)."""
         n = ids.shape[1]
         try:
-            given = self._call(ids, new_cache(self.built.text_config), dict(media))
+            given = self._call(ids, self.decoder.new_cache(), dict(media))
         except (ValueError, RuntimeError, IndexError, TypeError) as e:
             raise Refused(
                 "the images do not fit the prompt",
@@ -61,7 +61,7 @@ class Wrapper:
         """How many rows upstream's position ids have for text (None: a plain [B, S])."""
         ids = torch.zeros(1, 2, dtype=torch.long, device=next(self.built.model.parameters()).device)
         try:
-            positions = self._call(ids, new_cache(self.built.text_config), {}).get("position_ids")
+            positions = self._call(ids, self.decoder.new_cache(), {}).get("position_ids")
         except (ValueError, RuntimeError, IndexError, TypeError):
             return None
         return positions.shape[0] if positions is not None and positions.dim() == 3 else None

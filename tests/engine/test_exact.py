@@ -9,7 +9,7 @@ from dz.upstream.cache import CACHE_NAMES, make_past
 
 NAMES = [
     "llama", "gpt_oss", "gemma2", "llama4_text", "qwen3_moe", "deepseek_v3", "deepseek_v32", "deepseek_v4",
-    "qwen3_next", "mamba2", "mamba", "lfm2", "gemma3n_text", "opt", "longrope", "dynamic",
+    "qwen3_next", "minimax", "mamba2", "mamba", "lfm2", "gemma3n_text", "opt", "longrope", "dynamic",
     "qwen3_vl", "gemma3", "llava",
 ]  # fmt: skip
 
@@ -89,7 +89,7 @@ def test_tier(model):
     tier = model.loaded.tier
     assert tier.name == model.tier
     assert 0 <= tier.error < 1e-4
-    assert tier.whole == (model.name == "mamba")
+    assert tier.whole == (model.name in ("mamba", "minimax"))
     assert [r.partition(":")[0] for r in tier.rejected] == ["prompts in chunks"] * tier.whole + ["gather"] * (
         model.tier == "isolate"
     )

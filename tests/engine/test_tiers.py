@@ -168,7 +168,7 @@ def test_the_oracle_is_upstream(models):
         parts = oracle._in_order(truth.walk, truth.hidden)
         for ids, part in zip(truth.walk.ids, parts, strict=True):
             at = torch.arange(ids.shape[1])[None]
-            whole = run.decoder(cache=oracle.new_cache(run.built.text_config), positions=at, ids=ids)[0]
+            whole = run.decoder(cache=run.decoder.new_cache(), positions=at, ids=ids)[0]
             assert torch.allclose(part, whole, atol=1e-5)
 
 
@@ -237,7 +237,7 @@ def test_a_head_that_is_not_upstreams_is_refused(models, monkeypatch):
     monkeypatch.setattr(type(model.loaded.runner.head), "__call__", lambda self, x: right(self, x) * 1.01)
     run = model.loaded.runner
     with pytest.raises(Refused) as e, torch.inference_mode():
-        oracle.check_call(run.decoder, run.head, None, model.loaded.vocab)
+        oracle.check_whole(run.decoder, run.head, run.taps, None, model.loaded.vocab)
     assert e.value.code == "not_alike"
     assert "0.01 of the largest" in e.value.why
 
@@ -265,7 +265,7 @@ def test_a_model_that_takes_no_text_alone(models, monkeypatch):
     run = model.loaded.runner
     monkeypatch.setattr(model.loaded.built.model, "forward", forward)
     with torch.inference_mode():
-        why = oracle.check_call(run.decoder, run.head, run.wrapper.rows, model.loaded.vocab)
+        why = oracle.check_whole(run.decoder, run.head, run.taps, run.wrapper.rows, model.loaded.vocab)
     assert "pixel_values are needed" in why
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from dz.engine.mixers.taps import Call, Learn, Record, Taps
-from dz.upstream.cache import new_cache
 from dz.upstream.decoder import Decoder
 
 
@@ -53,7 +52,7 @@ class Isolate:
         ids = torch.cat([s.ids for s in segments], 1)
         positions = torch.cat([s.positions for s in segments], -1)
         mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device).expand(1, 1, total, total)
-        cache = new_cache(self.decoder.built.text_config)
+        cache = self.decoder.new_cache()
         with self.taps.using(_Split(segments, records, cache, total)):
             return self.decoder(cache=cache, positions=positions, ids=ids, mask=mask)
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from dz.engine.mixers.taps import Learn, Record, Taps
-from dz.upstream.cache import make_past, new_cache
+from dz.upstream.cache import make_past
 from dz.upstream.decoder import Decoder
 
 PROBE = 3  # tokens
@@ -74,7 +74,7 @@ def read_masks(decoder: Decoder, taps: Taps, learn: Learn, with_mixers: set[int]
 def forgets(decoder: Decoder, taps: Taps, learn: Learn) -> bool:
     """Whether a layer of upstream's cache keeps a window only, while the layer's mask would show more: then what a
     token sees depends on how the prompt was cut."""
-    layers = new_cache(decoder.built.text_config).layers
+    layers = getattr(decoder.new_cache(), "layers", ())
     kept = {i: int(x.sliding_window) for i, x in enumerate(layers) if getattr(x, "is_sliding", False)}
     if not kept:
         return False

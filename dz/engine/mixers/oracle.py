@@ -12,8 +12,8 @@ from dz.engine.mixers.isolate import Segment, serial
 from dz.engine.mixers.masks import forgets
 from dz.engine.mixers.taps import Learn, Taps
 from dz.errors import Refused
-from dz.upstream.cache import new_cache
 from dz.upstream.decoder import FAILURES, Decoder, Head
+from dz.upstream.generation import generate
 
 # Largest |difference| of final hidden states, relative to their largest value, that rounding explains: 1e3 ulp of the
 # dtype for a whole network (batched and single products sum in another order).
@@ -53,9 +53,7 @@ def find_truth(decoder: Decoder, taps: Taps, rows: int | None, vocab: int) -> Tr
     whole = Walk(ids, _whole())
     try:
         with taps.using(learn):
-            decoder(
-                cache=new_cache(decoder.built.text_config), positions=positions(0, 2, rows, device), ids=ids[0][:, :2]
-            )
+            decoder(cache=decoder.new_cache(), positions=positions(0, 2, rows, device), ids=ids[0][:, :2])
         generated = by_segments(decoder, whole, rows, alone)
         apart = [
             by_segments(decoder, Walk([one], [[(0, 0, n)], *([(0, n + i, 1)] for i in range(DECODES))]), rows, alone)
@@ -93,29 +91,35 @@ def not_run(cls: str, e: BaseException) -> Refused:
     )
 
 
-def check_call(decoder: Decoder, head: Head, rows: int | None, vocab: int) -> str | None:
-    """Raises Refused unless decoder and head, called from outside, give the logits of upstream's whole model. Returns
-    why that could not be asked: some models take no text alone."""
+def check_whole(decoder: Decoder, head: Head, taps: Taps, rows: int | None, vocab: int) -> str | None:
+    """Raises Refused unless decoder and head, called from outside, give the logits of upstream's whole model: of all
+    tokens of a prompt, and of those that its `generate` adds. Returns why that could not be asked: some models take no
+    text alone."""
     device = str(next(decoder.module.parameters()).device)
-    ids = _ids(decoder, vocab, device)[2]
-    n = ids.shape[1]
+    n = PROMPTS[2]
+    prompt = _ids(decoder, vocab, device)[2][:, :n]
     try:
-        want = decoder.built.model(input_ids=ids, use_cache=True).logits[0].float()
+        whole = decoder.built.model(input_ids=prompt, use_cache=True).logits[0].float()
+        tokens, logits = generate(decoder.built.model, prompt, DECODES + 1)
     except FAILURES as e:
         return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
-    at = positions(0, n, rows, device)
+    ids = torch.cat([prompt, tokens[None, :-1]], 1)
+    steps = [[(0, 0, n)], *([(0, n + i, 1)] for i in range(len(tokens) - 1))]
     try:
-        got = head(decoder(cache=new_cache(decoder.built.text_config), positions=at, ids=ids)[0])
+        hidden = by_segments(decoder, Walk([ids], steps), rows, lambda segments: serial(decoder, taps, segments))
+        got = [head(h.to(decoder.built.dtype)) for h in hidden]
     except FAILURES as e:
         raise not_run(decoder.built.cls, e) from e
-    if _differ([got], [want], ROUNDING[decoder.built.dtype]):
-        raise Refused(
-            f"{decoder.built.cls} cannot be run as dz runs models",
-            "its decoder and head alone give other logits than the whole model, "
-            f"by {error([got], [want]):.2g} of the largest",
-            "report it with the model's name",
-            code="not_alike",
-        )
+    made = torch.cat([got[0][-1:], *got[1:]])
+    for what, mine, theirs in (("forward", got[0], whole), ("generate", made, logits)):
+        if _differ([mine], [theirs], ROUNDING[decoder.built.dtype]):
+            raise Refused(
+                f"{decoder.built.cls} cannot be run as dz runs models",
+                f"its decoder and head alone give other logits than its {what}, "
+                f"by {error([mine], [theirs]):.2g} of the largest",
+                "report it with the model's name",
+                code="not_alike",
+            )
     return None
 
 
@@ -157,7 +161,7 @@ def by_segments(
     decoder: Decoder, walk: Walk, rows: int | None, run: Callable[[list[Segment]], torch.Tensor]
 ) -> list[torch.Tensor]:
     """Hidden states [T, D] of each step of a walk by `run`, each sequence with a cache of upstream's."""
-    caches = [new_cache(decoder.built.text_config) for _ in walk.ids]
+    caches = [decoder.new_cache() for _ in walk.ids]
     out = []
     for step in walk.steps:
         segments = [
