@@ -1,5 +1,6 @@
 """The engine dies, freezes, refuses to load; the server drains, ends, is killed: nobody hangs, nothing stays behind."""
 
+import asyncio
 import concurrent.futures
 import os
 import signal
@@ -10,6 +11,10 @@ import time
 import httpx
 import psutil
 import pytest
+
+from dz.core.source import Source
+from dz.serve.config import ServeConfig
+from dz.serve.launch import _bind
 
 FOX = "the quick brown fox"
 
@@ -292,3 +297,27 @@ def test_a_unix_socket(start, tmp_path):
     os.kill(served.process.pid, signal.SIGTERM)
     served.process.join(10)
     assert not os.path.exists(path)
+
+
+def test_answers_leave_without_delay(tmp_path):
+    """Without TCP_NODELAY headers and body wait for each other's acknowledgement: 40 ms an answer."""
+    config = ServeConfig(
+        source=Source(name="m", folder=str(tmp_path), commit="", rev8="0", code_hash="", files=()), settings={}, port=0
+    )
+
+    async def no_delay() -> int:
+        accepted = asyncio.get_running_loop().create_future()
+
+        def connected(_, writer):
+            at = writer.get_extra_info("socket")
+            accepted.set_result(at.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        bound = _bind(config)
+        async with await asyncio.start_server(connected, sock=bound):
+            _, writer = await asyncio.open_connection(*bound.getsockname()[:2])
+            found = await accepted
+            writer.close()
+            return found
+
+    assert asyncio.run(no_delay())
