@@ -1,4 +1,4 @@
-"""Attention over depth in one pass: an online softmax over the sources, some of them loaded ahead."""
+"""Attention over depth in one pass: an online softmax over groups of sources, the next row on its way."""
 
 # A launch takes more than the function does:
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -21,61 +21,62 @@ from dz.kernels.common.tuned import Tunable, processors
 WIDEST, MOST = 16384, 32
 TUNE = Tunable(
     "residual_mix/triton",
-    {"warps": 16, "ahead": 2, "per_sm": 2},
+    {"warps": 16, "group": 4, "stages": 2, "per_sm": 1},
     {
         "many": [
-            {"warps": w, "ahead": a, "per_sm": p}
-            for w, a, p in (
-                (8, 1, 2), (8, 2, 2), (8, 1, 3), (8, 2, 3), (16, 1, 2), (16, 2, 2), (16, 3, 2), (16, 2, 1),
-                (32, 1, 1), (32, 2, 1), (32, 3, 1),
+            {"warps": w, "group": n, "stages": g, "per_sm": p}
+            for w, n, g, p in (
+                (16, 4, 2, 1), (32, 4, 2, 1), (16, 4, 1, 1), (16, 2, 1, 2), (16, 2, 2, 1), (16, 8, 1, 1), (8, 4, 2, 1),
+                (8, 2, 1, 3), (16, 1, 2, 1),
             )
         ],
         "few": [
-            {"warps": w, "ahead": a, "per_sm": 1} for w, a in ((8, 4), (16, 2), (16, 4), (16, 9), (32, 4), (32, 9))
+            {"warps": w, "group": n, "stages": 1, "per_sm": 1}
+            for w, n in ((8, 8), (16, 8), (16, 4), (32, 8), (32, 4), (32, 2))
         ],
     },
 )  # fmt: skip
 
 
 @triton.jit
-def _source(blocks, column, b_block, b_row, b_col, row, inside, INDEX: tl.constexpr):
-    return tl.load(blocks + (tl.cast(b_block, tl.int64) * INDEX + row * b_row) + column * b_col, mask=inside, other=0.0)
+def _both(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
 def _kernel(
     blocks, prefix, delta, norm_weight, query, out_weight, mixed, updated,
     n_rows, dim, eps, b_block, b_row, b_col, p_row, p_col, d_row, d_col, n_col, q_col, o_col,
-    N: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, NORM: tl.constexpr,
+    N: tl.constexpr, GROUP: tl.constexpr, COLS: tl.constexpr, STAGES: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
     column = tl.arange(0, COLS)
     inside = column < dim
+    source = tl.arange(0, GROUP)
     key = tl.load(norm_weight + column * n_col, mask=inside, other=0.0).to(tl.float32)
     key *= tl.load(query + column * q_col, mask=inside, other=0.0).to(tl.float32)
-    for index in range(tl.program_id(0), n_rows, tl.num_programs(0)):
+    tile = blocks + source.to(tl.int64)[:, None] * b_block + column[None, :] * b_col
+    for index in tl.range(tl.program_id(0), n_rows, tl.num_programs(0), num_stages=STAGES):
         row = tl.cast(index, tl.int64)
-        tiles = ()
-        for i in tl.static_range(AHEAD):
-            tiles = tiles + (_source(blocks, column, b_block, b_row, b_col, row, inside, i),)
-        v = tl.load(prefix + row * p_row + column * p_col, mask=inside, other=0.0).to(tl.float32)
-        v += tl.load(delta + row * d_row + column * d_col, mask=inside, other=0.0).to(tl.float32)
-        rounded = v.to(updated.dtype.element_ty)
+        mix = tl.load(prefix + row * p_row + column * p_col, mask=inside, other=0.0).to(tl.float32)
+        mix += tl.load(delta + row * d_row + column * d_col, mask=inside, other=0.0).to(tl.float32)
+        rounded = mix.to(updated.dtype.element_ty)
         tl.store(updated + row * dim + column, rounded, mask=inside)
-        v = rounded.to(tl.float32)
-        best = tl.sum(v * key, 0) * (1.0 / tl.sqrt_rn(tl.sum(v * v, 0) / dim + eps))
+        mix = rounded.to(tl.float32)
+        dot, square = tl.reduce((mix * key, mix * mix), 0, _both)
+        top = dot * (1.0 / tl.sqrt_rn(square / dim + eps))
         total = 1.0
-        mix = v
-        for i in tl.static_range(N):
-            if i + AHEAD < N:
-                tiles = tiles + (_source(blocks, column, b_block, b_row, b_col, row, inside, i + AHEAD),)
-            v = tiles[i].to(tl.float32)
-            logit = tl.sum(v * key, 0) * (1.0 / tl.sqrt_rn(tl.sum(v * v, 0) / dim + eps))
-            top = tl.maximum(best, logit)
-            keep = tl.exp(best - top)
-            weight = tl.exp(logit - top)
-            mix = mix * keep + v * weight
-            total = total * keep + weight
-            best = top
+        for first in tl.static_range(0, N, GROUP):
+            held = (first + source < N)[:, None] & inside[None, :]
+            v = tl.load(tile + (row * b_row + tl.cast(first, tl.int64) * b_block), mask=held, other=0.0).to(tl.float32)
+            dots, squares = tl.reduce((v * key[None, :], v * v), 1, _both)
+            logits = dots * (1.0 / tl.sqrt_rn(squares / dim + eps))
+            logits = tl.where(first + source < N, logits, float("-inf"))
+            best = tl.maximum(tl.max(logits, 0), top)
+            keep = tl.exp(top - best)
+            weights = tl.exp(logits - best)
+            mix = mix * keep + tl.sum(v * weights[:, None], 0)
+            total = total * keep + tl.sum(weights, 0)
+            top = best
         mix = mix / total
         if NORM:
             mix *= 1.0 / tl.sqrt_rn(tl.sum(mix * mix, 0) / dim + eps)
@@ -105,7 +106,8 @@ def run(
             _kernel[(min(n_rows, units * cfg["per_sm"]),)](
                 blocks, prefix, delta, norm_weight, query, last, mixed, updated, n_rows, dim, eps, *blocks.stride(),
                 *prefix.stride(), *delta.stride(), norm_weight.stride(0), query.stride(0), last.stride(0),
-                N=n, COLS=power_of_two(dim, 16), AHEAD=min(n, cfg["ahead"]), NORM=out_weight is not None,
+                N=n, GROUP=min(cfg["group"], power_of_two(n)), COLS=power_of_two(dim, 16),
+                STAGES=cfg["stages"], NORM=out_weight is not None,
                 num_warps=min(cfg["warps"], power_of_two(dim // 64)),
             )  # fmt: skip
     return mixed, updated
@@ -128,7 +130,7 @@ def supports(args: Mapping[str, Any]) -> Support:
 KERNEL = Kernel(
     op="residual_mix",
     technique="triton",
-    summary="one pass, online softmax over the sources, update and output norm fused",
+    summary="one pass, online softmax over groups of sources, update and output norm fused",
     run=run,
     requires=Requires(device=("cuda", "rocm"), arch=(80, None), dtypes=FLOATS),
     supports=supports,

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import httpx
 
+import dz
+
 TOPICS = (
     "a dog", "a cat", "the moon", "a river", "a robot", "the sea", "winter", "a king", "a garden", "music",
     "time", "a train", "bread", "a letter", "the sun", "an island", "a bridge", "mathematics", "rain", "a teacher",
@@ -158,7 +160,7 @@ def main() -> None:
     document = {
         "what": f"tokens per second, {RATED} chat prompts x {SHORT} greedy tokens, float32, CPU",
         "machine": {"processor": platform.processor() or platform.machine(), "threads": threads},
-        "versions": {p: version(p) for p in ("dz", "torch", "transformers")},
+        "versions": {"dz": dz.__version__} | {p: version(p) for p in ("torch", "transformers")},
         "flags": {
             "dz": dz_command[3:],
             "transformers serve": peer_command[1:],
