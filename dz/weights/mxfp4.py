@@ -98,13 +98,13 @@ def pairs(headers: Mapping[str, TensorInfo]) -> Iterator[Packed]:
         for suffix, scale_suffix in PAIRS:
             stem = name.removesuffix(suffix)
             if stem != name and (scales := headers.get(stem + scale_suffix)) is not None:
-                found = _match(stem if suffix == "_blocks" else f"{stem}.weight", headers[name], scales)
+                found = match_pair(stem if suffix == "_blocks" else f"{stem}.weight", headers[name], scales)
                 if found is not None:
                     yield found
                     break
 
 
-def _match(name: str, codes: TensorInfo, scales: TensorInfo) -> Packed | None:
+def match_pair(name: str, codes: TensorInfo, scales: TensorInfo) -> Packed | None:
     """The Packed of two tensors if their shapes fit: one scale byte for 16 bytes of codes."""
     if codes.dtype not in ("U8", "I8") or scales.dtype not in SCALE_DTYPES or not scales.shape:
         return None
@@ -158,7 +158,7 @@ def _no_half_pairs(headers: Mapping[str, TensorInfo], declared: Declaration) -> 
         if not name.endswith(suffix) or codes.dtype not in ("U8", "I8"):
             continue
         scales = headers.get(name.removesuffix(suffix) + scale_suffix)
-        if scales is None or _match(name, codes, scales) is None:
+        if scales is None or match_pair(name, codes, scales) is None:
             partner = "none" if scales is None else f"{scales.dtype} {list(scales.shape)}"
             raise Refused(
                 f"{name} {list(codes.shape)} has no fitting scales",

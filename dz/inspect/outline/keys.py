@@ -1,0 +1,51 @@
+"""Numbers of a configuration, under whichever of their usual names they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+INNER = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")  # where a language model is kept
+
+
+class Keys:
+    """A configuration to be read: the language model's own keys first, then those of the whole."""
+
+    def __init__(self, raw: Mapping[str, Any]) -> None:
+        self.whole = raw
+        inner = next((raw[n] for n in INNER if isinstance(raw.get(n), Mapping) and "hidden_size" in raw[n]), None)
+        while isinstance(inner, Mapping) and isinstance(inner.get("text_config"), Mapping):
+            inner = inner["text_config"]
+        self.own: Mapping[str, Any] = inner if inner is not None else raw
+
+    def get(self, *names: str) -> Any:
+        """The value of the first of `names` that is there and not null; dots go into objects."""
+        for source in (self.own, self.whole):
+            for name in names:
+                value: Any = source
+                for part in name.split("."):
+                    value = value.get(part) if isinstance(value, Mapping) else None
+                if value is not None:
+                    return value
+        return None
+
+    def number(self, *names: str, default: int = 0) -> int:
+        """A whole number, `default` where there is none; of a list by layer the largest."""
+        value = self.get(*names)
+        if isinstance(value, list | tuple) and value and all(_whole(v) for v in value):
+            value = max(value)
+        return int(value) if _whole(value) else default
+
+    def listed(self, *names: str) -> list[Any] | None:
+        """A list, None where there is none."""
+        value = self.get(*names)
+        return list(value) if isinstance(value, list | tuple) else None
+
+    def flag(self, *names: str, default: bool = False) -> bool:
+        """A boolean, `default` where there is none."""
+        value = self.get(*names)
+        return value if isinstance(value, bool) else default
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value == value and int(value) == value
