@@ -1,0 +1,1 @@
+"""Latent attention over chosen cache rows."""
