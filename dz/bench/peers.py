@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -67,9 +68,25 @@ def _attnres(args: Args) -> Callable[[], Any]:
     return call
 
 
+def _kda(args: Args) -> Callable[[], Any]:
+    os.environ.setdefault("FLA_FLASH_KDA", "0")  # its own Triton, not another library that it would prefer
+    from fla.ops.kda import chunk_kda, fused_recurrent_kda
+
+    given = [args[x] for x in ("q", "k", "v", "g", "beta")]
+    flags = dict.fromkeys(("use_qk_l2norm_in_kernel", "use_gate_in_kernel", "use_beta_sigmoid_in_kernel"), True)
+    flags |= {"output_final_state": True, "state_v_first": False, "lower_bound": args["lower_bound"]}
+    data = {"initial_state": args["state"], "A_log": args["a_log"], "dt_bias": args["dt_bias"]}
+    cu = args.get("cu_seqlens")
+    data["cu_seqlens"] = None if cu is None else cu.long()
+    if args["q"].shape[1] == 1:
+        return lambda: fused_recurrent_kda(*given, **flags, **data)
+    return lambda: chunk_kda(*given, safe_gate=True, **flags, **data)
+
+
 PEERS = (
     Peer(op="index_topk", name="torch.topk", make=_topk, note="unordered, ties in no fixed order"),
     Peer(op="rms_norm", name="torch", make=_rms_norm, note="an addition and F.rms_norm"),
     Peer(op="gated_activation", name="torch", make=_gated, note="F.silu and a product, no clamps"),
     Peer(op="residual_mix", name="fla", needs="fla", make=_attnres, note="after an addition by torch"),
+    Peer(op="kda", name="fla", needs="fla", make=_kda),
 )
