@@ -21,7 +21,7 @@ from dz.kernels.common.tuned import Tunable, processors
 WIDEST, MOST = 16384, 32
 TUNE = Tunable(
     "residual_mix/triton",
-    {"warps": 16, "group": 4, "stages": 2, "per_sm": 1},
+    {"warps": 8, "group": 4, "stages": 2, "per_sm": 1},
     {
         "many": [
             {"warps": w, "group": n, "stages": g, "per_sm": p}
