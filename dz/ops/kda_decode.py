@@ -41,8 +41,8 @@ def reference(
     q, k, v = mixed[..., 0].split((heads * dim, heads * dim, heads * dim_v), -1)
     q, k = (t.view(batch, 1, heads, dim) for t in (q, k))
     out, new = kda(
-        q, k, v.view(batch, 1, heads, dim_v), g[:, None], beta[:, None], a_log=a_log, dt_bias=dt_bias, lower_bound=lower_bound, beta_logits=True,
-        state=state,
+        q, k, v.view(batch, 1, heads, dim_v), g[:, None], beta[:, None],
+        a_log=a_log, dt_bias=dt_bias, lower_bound=lower_bound, beta_logits=True, state=state,
     )  # fmt: skip
     out = out[:, 0]
     out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + eps) * wide(norm_weight) * wide(gate).sigmoid()
@@ -54,7 +54,9 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     value-major state, views, no sequence."""
     m = Maker(dtype, device, seed)
 
-    def case(name: str, batch: int, heads: int, dim: int, dim_v: int, *, bound: float | None = -5.0, kept: int = 3):
+    def case(
+        name: str, batch: int, heads: int, dim: int, dim_v: int, *, bound: float | None = -5.0, kept: int = 3
+    ) -> Case:
         channels = heads * (2 * dim + dim_v)
         return Case(name, {
             "x": m.normal(batch, channels), "conv_weight": m.normal(channels, 4, scale=0.5),

@@ -23,7 +23,11 @@ WIDEST = 256
 TUNE = Tunable(
     "kda/recurrent",
     {"columns": 32, "warps": 4},
-    {"default": [{"columns": c, "warps": w} for c, w in ((16, 2), (16, 4), (32, 2), (32, 4), (64, 4), (64, 8), (128, 8))]},
+    {
+        "default": [
+            {"columns": c, "warps": w} for c, w in ((16, 2), (16, 4), (32, 2), (32, 4), (64, 4), (64, 8), (128, 8))
+        ]
+    },
 )  # fmt: skip
 
 
