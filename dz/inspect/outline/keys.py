@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-INNER = ("text_config", "llm_config", "language_config", "thinker_config", "decoder")  # where a language model is kept
+_SENSES = ("vision", "visual", "image", "audio", "video", "encoder")  # not the language model
 
 
 class Keys:
@@ -13,13 +13,10 @@ class Keys:
 
     def __init__(self, raw: Mapping[str, Any]) -> None:
         self.whole = raw
-        inner = next((raw[n] for n in INNER if isinstance(raw.get(n), Mapping) and "hidden_size" in raw[n]), None)
-        while isinstance(inner, Mapping) and isinstance(inner.get("text_config"), Mapping):
-            inner = inner["text_config"]
-        self.own: Mapping[str, Any] = inner if inner is not None else raw
+        self.own: Mapping[str, Any] = _language(raw) or raw
 
     def get(self, *names: str) -> Any:
-        """The value of the first of `names` that is there and not null; dots go into objects."""
+        """The value of the first of `names` that is there and not null; `a.b` is b inside the object a."""
         for source in (self.own, self.whole):
             for name in names:
                 value: Any = source
@@ -45,6 +42,18 @@ class Keys:
         """A boolean, `default` where there is none."""
         value = self.get(*names)
         return value if isinstance(value, bool) else default
+
+
+def _language(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The innermost configuration of a language model: an object with a width and layers that belongs to no sense."""
+    for name, value in raw.items():
+        if isinstance(value, Mapping) and not any(s in name for s in _SENSES):
+            found = _language(value)
+            if found is None and "hidden_size" in value and ("num_hidden_layers" in value or "vocab_size" in value):
+                found = value
+            if found is not None:
+                return found
+    return None
 
 
 def _whole(value: Any) -> bool:
