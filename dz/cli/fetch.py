@@ -27,6 +27,12 @@ Token = Annotated[
     typer.Option("--token", metavar="TOKEN", help="Sent to the hub, never stored or shown; better: `hf auth login`."),
 ]
 Offline = Annotated[bool, typer.Option("--offline", help="Never ask the hub (HF_HUB_OFFLINE): locks alone answer.")]
+Metadata = Annotated[
+    bool, typer.Option("--metadata", help="Of the weight files the headers alone: enough for `dz adapt --dry-run`.")
+]
+Verify = Annotated[
+    bool, typer.Option("--verify", help="Read every byte here again and name the files that are broken; fetch nothing.")
+]
 _TRUE = ("1", "on", "yes", "true")  # as the hub client reads HF_HUB_OFFLINE
 
 
@@ -41,6 +47,8 @@ def fetch(
     include: Include = None,
     exclude: Exclude = None,
     local_dir: LocalDir = None,
+    metadata: Metadata = False,
+    verify: Verify = False,
     token: Token = None,
     dry_run: DryRun = False,
     force: Force = False,
@@ -52,6 +60,8 @@ def fetch(
     Examples:
       dz fetch org/name                      the commit that main is now; a rerun keeps that commit
       dz fetch org/name@main --dry-run       what the newest commit would bring
+      dz fetch org/name --metadata           everything but the weights; of these the headers
+      dz fetch org/name --verify             read again what was fetched, byte by byte
       dz fetch ./folder                      check and lock a folder where it is
 
     Prints the folder. With an index only the shards that it names are fetched; other weight files are listed."""
@@ -66,6 +76,7 @@ def fetch(
         local_dir=local_dir.expanduser() if local_dir else None,
         token=token,
         force=force,
+        metadata=metadata,
         offline=offline or os.environ.get("HF_HUB_OFFLINE", "").lower() in _TRUE,
         endpoint=settings.get("hf_endpoint"),
     )
@@ -86,11 +97,12 @@ def _show(done: Fetched, model: str) -> int:
         for text in done.document["reasons"]:
             out.note(text)
         weights = done.document["data"]["weights"]
-        held = f"{len(weights['shards'])} weight files, {weights['tensors']:,} tensors, {size(weights['bytes'])}"
+        of = "headers of " if source.headers else ""
+        held = f"{of}{len(weights['shards'])} weight files, {weights['tensors']:,} tensors, {size(weights['bytes'])}"
         out.note(f"fetch: {len(source.files)} files checked ({pinned}; {held}) -> {done.path}")
     out.document(done.document)
     out.result(source.folder)
-    out.hint(f"dz adapt {model}")
+    out.hint(f"dz adapt {model}{' --dry-run' if source.headers else ''}")
     return 0
 
 
@@ -101,7 +113,7 @@ def _show_preview(plan: Preview, request: Request) -> int:
     for row in plan.ignored:
         out.line(f"not fetched: {row.path} ({size(row.size)}; {row.why})")
     if plan.left_out:
-        out.line(f"left out by --include/--exclude: {len(plan.left_out)} files")
+        out.line(f"left out on request: {len(plan.left_out)} files")
     out.line(f"commit {plan.commit}: {size(plan.need)} to fetch into {plan.folder}, {size(plan.free)} free")
     if plan.need > plan.free:
         out.warn(f"{plan.need - plan.free:,} bytes too few on that disk; the fetch would be refused")

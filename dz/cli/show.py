@@ -68,7 +68,7 @@ def show(model: Model, what: What = None, workspace: Workspace = None, checklist
     from dz import hub
 
     base = _base(workspace)
-    place = Place.of(hub.resolve(model, workspace=base), base)
+    place = Place.of(hub.resolve(model, workspace=base, headers=True), base)
     out = output.get()
     if what is None:
         row = _row(place.folder)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
+from dz.core.source import Source
 from dz.errors import Refused
 
 BITS = {
@@ -17,6 +18,7 @@ BITS = {
 }  # fmt: skip
 MAX_HEADER = 1 << 30  # bytes; far above any published file, far below what a corrupt length field claims
 LFS_MAGIC = b"version https://git-lfs.github.com/spec/"
+AGAIN = "`dz fetch MODEL` fetches that file again"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,7 @@ def header_length(first8: bytes, name: str) -> int:
         raise Refused(
             f"{name} is cut short",
             f"it holds {len(first8)} bytes, a header alone needs 8",
-            "fetch the file again: `dz fetch MODEL --force`",
+            AGAIN,
             code="truncated",
         )
     (n,) = struct.unpack("<Q", first8)
@@ -88,7 +90,7 @@ def header_length(first8: bytes, name: str) -> int:
         raise Refused(
             f"{name} is not a safetensors file",
             f"its first 8 bytes give a header of {n} bytes",
-            "fetch the file again: `dz fetch MODEL --force`",
+            AGAIN,
             code="not_safetensors",
         )
     return n
@@ -98,16 +100,13 @@ def parse_header(raw: bytes, name: str) -> Header:
     """A Header from the JSON bytes (without the length). Raises Refused naming the file and the tensor at fault."""
 
     def bad(why: str) -> Refused:
-        return Refused(
-            f"{name} has a broken header", why, "fetch the file again: `dz fetch MODEL --force`", code="bad_header"
-        )
+        return Refused(f"{name} has a broken header", why, AGAIN, code="bad_header")
 
     def no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        out: dict[str, object] = {}
-        for key, value in pairs:
-            if key in out:
-                raise bad(f"it names {key!r} twice")
-            out[key] = value
+        out = dict(pairs)
+        if len(out) < len(pairs):
+            names = [key for key, _ in pairs]
+            raise bad(f"it names {next(n for i, n in enumerate(names) if n in names[:i])!r} twice")
         return out
 
     try:
@@ -123,10 +122,9 @@ def parse_header(raw: bytes, name: str) -> Header:
     for key, value in data.items():
         try:
             dtype, shape, (begin, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-            numbers_ok = all(isinstance(i, int) and not isinstance(i, bool) and i >= 0 for i in (*shape, begin, end))
         except (TypeError, KeyError, ValueError):
             raise bad(f"the entry of {key!r} lacks dtype, shape or data_offsets") from None
-        if not numbers_ok:
+        if any(type(i) is not int or i < 0 for i in (*shape, begin, end)):  # a bool is no number here
             raise bad(f"the entry of {key!r} has a shape or an offset that is not a whole number")
         if not isinstance(dtype, str) or dtype not in BITS:
             raise bad(f"{key!r} has the unknown dtype {dtype!r}")
@@ -148,26 +146,48 @@ def read_header(path: Path) -> Header:
         raise Refused(
             f"{path} is a git-LFS pointer, not the file",
             f"it stands for {stub:,} bytes that were never pulled",
-            "run `git lfs pull` there, or `dz fetch MODEL --force`",
+            "run `git lfs pull` there, or `dz fetch MODEL`, which fetches it again",
             code="lfs_stub",
         )
-    size = path.stat().st_size
+    return _checked(path, path.stat().st_size, str(path))
+
+
+def read_kept(path: Path, size: int, name: str) -> Header:
+    """The header of a weight file that is not here: `path` keeps its first bytes, the header's length and the header,
+    and `size` is the length that the hub lists for the whole file `name`.
+
+    Raises Refused where the header is cut or broken, or needs a file of another length."""
+    return _checked(path, size, name)
+
+
+def _checked(path: Path, size: int, name: str) -> Header:
     with path.open("rb") as f:
-        n = header_length(f.read(8), str(path))
-        if 8 + n > size:
-            raise Refused(
-                f"{path} is cut inside its header",
-                f"the header needs {8 + n:,} bytes, the file has {size:,}",
-                "fetch the file again: `dz fetch MODEL --force`",
-                code="truncated",
-            )
-        header = parse_header(f.read(n), str(path))
+        n = header_length(f.read(8), name)
+        raw = f.read(n) if 8 + n <= size else b""
+    if len(raw) < n:
+        raise Refused(
+            f"{name} is cut inside its header",
+            f"the header needs {8 + n:,} bytes, the file has {min(size, 8 + len(raw)) if raw else size:,}",
+            AGAIN,
+            code="truncated",
+        )
+    header = parse_header(raw, name)
     if header.expected_size != size:
         word = "short" if size < header.expected_size else "long"
         raise Refused(
-            f"{path} is {abs(header.expected_size - size):,} bytes too {word}",
+            f"{name} is {abs(header.expected_size - size):,} bytes too {word}",
             f"its header needs {header.expected_size:,} bytes, the file has {size:,}",
-            "fetch the file again: `dz fetch MODEL --force`",
+            AGAIN,
             code="truncated" if word == "short" else "wrong_size",
         )
     return header
+
+
+def source_header(source: Source, path: str) -> Header:
+    """The header of a source's weight file, from the file itself or from what `dz fetch --metadata` kept of it.
+
+    Raises FileNotFoundError where neither is there, Refused as `read_header` does."""
+    size = next((f.size for f in source.files if f.path == path), None)
+    if size is None or not source.at(path).is_file():
+        raise FileNotFoundError(path)
+    return read_kept(source.at(path), size, path) if source.headers else read_header(source.at(path))

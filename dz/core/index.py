@@ -105,7 +105,7 @@ def _index(paths: Sequence[str]) -> str:
     raise Refused(
         f"{len(top)} indexes and none is {INDEX}",
         f"{', '.join(top)}: dz does not guess which one is the model",
-        "keep one of them in a folder of its own and fetch that folder",
+        f"leave the others out: dz fetch MODEL {' '.join(f'--exclude {p}' for p in sorted(top)[1:])}",
         code="ambiguous_index",
     )
 
@@ -136,7 +136,7 @@ def parse_index(raw: bytes, name: str) -> tuple[dict[str, str], int | None]:
     """`weight_map` and `metadata.total_size` of an index. Raises Refused naming the index and what is wrong with it."""
 
     def bad(why: str) -> Refused:
-        return Refused(f"{name} is a broken index", why, "fetch it again: `dz fetch MODEL --force`", code="bad_index")
+        return Refused(f"{name} is a broken index", why, "`dz fetch MODEL` fetches it again", code="bad_index")
 
     def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         out: dict[str, Any] = {}

@@ -20,7 +20,9 @@ class FileEntry:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
     """`name` is `org/name` or the absolute path; `folder` holds the files; `commit` is the hub's, empty for a local
-    folder; `rev8` names the workspace; `code_hash` covers the repository's Python files (empty if it has none)."""
+    folder; `rev8` names the workspace; `code_hash` covers the repository's Python files (empty if it has none).
+    `headers` is set when the weights were not fetched: the folder that keeps the header of each weight file, whose
+    `size` in `files` is then that of the whole file on the hub."""
 
     name: str
     folder: str
@@ -28,11 +30,20 @@ class Source:
     rev8: str
     code_hash: str
     files: tuple[FileEntry, ...]
+    headers: str = ""
 
     @property
     def path(self) -> Path:
         """The folder as a path."""
         return Path(self.folder)
+
+    def header_only(self, path: str) -> bool:
+        """Whether of this file only the header is here."""
+        return bool(self.headers) and path.endswith(".safetensors")
+
+    def at(self, path: str) -> Path:
+        """Where a file of this source lies; for a weight file of which only the header is here, where that lies."""
+        return Path(self.headers) / f"{path}.header" if self.header_only(path) else self.path / path
 
     @property
     def workspace_name(self) -> str:

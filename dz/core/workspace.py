@@ -34,6 +34,11 @@ class Workspace:
         return self.folder / "fetch.json"
 
     @property
+    def headers(self) -> Path:
+        """The folder of the headers that `dz fetch --metadata` keeps of weight files."""
+        return self.folder / "headers"
+
+    @property
     def inventory(self) -> Path:
         """The inventory document."""
         return self.folder / "inventory.json"

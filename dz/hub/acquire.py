@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,11 @@ from dz.core import jsonio
 from dz.core.envelope import envelope
 from dz.core.index import broken
 from dz.core.protocols import Progress, Silent
-from dz.core.source import Source
-from dz.core.workspace import Workspace
+from dz.core.source import FileEntry, Source
+from dz.core.workspace import Workspace, root
 from dz.errors import EnvironmentFailure, UsageError
 from dz.hub import lock as locks
-from dz.hub import space
+from dz.hub import metadata, space
 from dz.hub.client import Hub, client_log
 from dz.hub.digest import hashable
 from dz.hub.local import register
@@ -31,7 +30,8 @@ from dz.hub.verify import Findings, examine
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the user asked of `dz fetch`. Globs as `hf download` takes them; `token` is sent, never stored or shown."""
+    """What the user asked of `dz fetch`. Globs as `hf download` takes them; `token` is sent, never stored or shown;
+    `metadata`: of the weight files the headers alone."""
 
     model: str
     revision: str | None = None
@@ -41,13 +41,14 @@ class Request:
     token: str | None = field(default=None, repr=False)
     force: bool = False
     offline: bool = False
+    metadata: bool = False
     endpoint: str = "https://huggingface.co"
     cache: Path | None = None
 
     @property
     def inputs(self) -> dict[str, Any]:
         """What of the request belongs into a document: everything but the token."""
-        keys = ("model", "revision", "include", "exclude", "endpoint", "force")
+        keys = ("model", "revision", "include", "exclude", "endpoint", "force", "metadata")
         return {k: jsonio.to_builtins(getattr(self, k)) for k in keys}
 
 
@@ -59,6 +60,29 @@ class Fetched:
     document: dict[str, Any]
     path: Path
     fresh: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """Where the files go, which they are, and what has to be done for each. `headers` are weight files of which only
+    the header is wanted, `first` the bytes to ask of each, `had` the lock of an earlier fetch of the same kind."""
+
+    target: Target
+    chosen: Selection
+    jobs: tuple[Job, ...]
+    had: Lock | None = None
+    headers: tuple[FileEntry, ...] = ()
+    first: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def need(self) -> int:
+        """Bytes that are not on the disk yet, where the files go; headers go into the workspace."""
+        return sum(j.bytes for j in self.jobs)
+
+    def rows(self) -> tuple[tuple[str, int, bool], ...]:
+        """(path, size, cached) of each file; of a header the bytes that will be asked for."""
+        headers = ((f"{f.path}.header", self.first[f.path], False) for f in self.headers)
+        return (*((j.entry.path, j.entry.size, not j.bytes) for j in self.jobs), *headers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,9 +119,10 @@ def fetch(request: Request, *, workspace: Path | None = None, progress: Progress
                 progress.note(note)
             path = Workspace.of(found.lock.source, workspace).fetch
             return Fetched(source=found.lock.source, document=jsonio.read(path), path=path, fresh=True)
-        target, chosen, jobs = _plan(request, found)
-        space.require(target.folder, sum(j.bytes for j in jobs), model.text)
-        return _carry_out(request, found, target, chosen, jobs, workspace, progress)
+        plan = _plan(request, found)
+        space.require(plan.target.folder, plan.need, model.text)
+        space.require(workspace or root(), sum(plan.first.values()), model.text)
+        return _carry_out(request, found, plan, workspace, progress)
 
 
 def preview(request: Request, *, workspace: Path | None = None, progress: Progress | None = None) -> Preview:
@@ -115,21 +140,21 @@ def preview(request: Request, *, workspace: Path | None = None, progress: Progre
         found = _pin(request, model, workspace)
         for note in found.notes:
             progress.note(note)
-        target, chosen, jobs = _plan(request, found)
+        plan = _plan(request, found)
     return Preview(
         name=found.name,
         commit=found.commit,
-        folder=str(target.folder),
-        files=tuple((j.entry.path, j.entry.size, not j.bytes) for j in jobs),
-        ignored=chosen.ignored,
-        left_out=tuple(sorted(chosen.left_out)),
-        need=sum(j.bytes for j in jobs),
-        free=space.free(target.folder),
+        folder=str(plan.target.folder),
+        files=plan.rows(),
+        ignored=plan.chosen.ignored,
+        left_out=tuple(sorted(plan.chosen.left_out)),
+        need=plan.need + sum(plan.first.values()),
+        free=space.free(plan.target.folder),
     )
 
 
 def _folder(request: Request, model: Model, workspace: Path | None, progress: Progress) -> Fetched:
-    given = [f for f in ("include", "exclude", "local_dir") if getattr(request, f)]
+    given = [f for f in ("include", "exclude", "local_dir", "metadata") if getattr(request, f)]
     if given:
         flag = "--" + given[0].replace("_", "-")
         raise UsageError(
@@ -162,11 +187,12 @@ def _fresh(lock: Lock, request: Request) -> bool:
     same_place = request.local_dir is None or request.local_dir.absolute() == lock.source.path
     same_files = (lock.include, lock.exclude) == (request.include, request.exclude)
     covers = not (lock.include or lock.exclude) and not request.include
-    return same_place and (same_files or covers) and not lock.changed()
+    enough = request.metadata or not lock.source.headers
+    return same_place and enough and (same_files or covers) and not lock.broken and not lock.changed()
 
 
-def _plan(request: Request, found: Pin) -> tuple[Target, Selection, list[Job]]:
-    """Where the files go, which they are, and what has to be done for each. Refuses a repository that is not whole."""
+def _plan(request: Request, found: Pin) -> _Plan:
+    """What has to be done. Refuses a repository that is not whole by its listing alone."""
     hub = _hub(request)
     local_dir = request.local_dir.absolute() if request.local_dir else None
     if local_dir is None and found.lock and found.lock.local_dir:
@@ -174,6 +200,8 @@ def _plan(request: Request, found: Pin) -> tuple[Target, Selection, list[Job]]:
     folder = hub.folder(found.name, found.commit, local_dir)
     target = Target(hub=hub, name=found.name, commit=found.commit, folder=folder, local_dir=local_dir)
     had = found.lock if found.lock and found.lock.source.path == folder else None
+    if had and bool(had.source.headers) != request.metadata:
+        had = None  # of another kind: it did not choose these files
     chosen = select(
         hub.files(found.name, found.commit),
         lambda path: hub.read(found.name, found.commit, path),
@@ -184,47 +212,56 @@ def _plan(request: Request, found: Pin) -> tuple[Target, Selection, list[Job]]:
     if chosen.faults:
         text = f"{found.name}@{found.commit[:8]}"
         raise broken(text, chosen.faults, "look at the repository's other revisions", shards=len(chosen.layout.shards))
+    shards: tuple[FileEntry, ...] = ()
+    if request.metadata:
+        chosen, shards = metadata.narrow(chosen)
     known = had.unchanged() if had else {}
-    return target, chosen, [target.job(f, known=known.get(f.path), force=request.force) for f in chosen.wanted]
+    jobs = tuple(target.job(f, known=known.get(f.path), force=request.force) for f in chosen.wanted)
+    first = metadata.sizes(shards, chosen)
+    return _Plan(target=target, chosen=chosen, jobs=jobs, had=had, headers=shards, first=first)
 
 
-def _carry_out(
-    request: Request,
-    found: Pin,
-    target: Target,
-    chosen: Selection,
-    jobs: Sequence[Job],
-    workspace: Path | None,
-    progress: Progress,
-) -> Fetched:
-    files, wrong = transfer(target, jobs, progress)
-    paths = [f.path for f in files]
-    skip = {*chosen.left_out, *(f.file for f in wrong)}
-    findings = examine(target.folder, paths, layout=chosen.layout, left_out=skip, progress=progress)
-    findings = replace(findings, faults=(*wrong, *findings.faults))
-    findings.refuse(f"{found.name}@{found.commit[:8]}", f"dz fetch {found.name}@{found.commit[:8]}")
-    source = Source(
-        name=found.name,
-        folder=str(target.folder),
-        commit=found.commit,
-        rev8=found.commit[:8],
-        code_hash=code_hash(target.folder, paths),
-        files=tuple(files),
+def _carry_out(request: Request, found: Pin, plan: _Plan, workspace: Path | None, progress: Progress) -> Fetched:
+    target, chosen = plan.target, plan.chosen
+    where = Source(
+        name=found.name, folder=str(target.folder), commit=found.commit, rev8=found.commit[:8], code_hash="", files=()
     )
-    lock = _lock(request, found, target, source, chosen, findings)
+    if plan.headers:
+        where = replace(where, headers=str(Workspace.of(where, workspace).headers))
+    files, wrong = transfer(target, plan.jobs, progress)
+    kept = _headers(request, where, plan, progress)
+    paths = [f.path for f in files]
+    skip = {*chosen.left_out, *(f.file for f in (*wrong, *kept.faults))}
+    header = kept.read if plan.headers else None
+    findings = examine(target.folder, paths, layout=chosen.layout, left_out=skip, header=header, progress=progress)
+    findings = replace(findings, faults=(*wrong, *kept.faults, *findings.faults))
+    findings.refuse(f"{found.name}@{found.commit[:8]}", f"dz fetch {found.name}@{found.commit[:8]}")
+    listed = tuple(sorted((*files, *plan.headers), key=lambda f: f.path))
+    source = replace(where, code_hash=code_hash(target.folder, paths), files=listed)
+    lock = _lock(request, found, plan, source, findings)
     document = locks.write(lock, workspace, inputs=request.inputs)
     return Fetched(source=source, document=document, path=Workspace.of(source, workspace).fetch)
 
 
-def _lock(request: Request, found: Pin, target: Target, source: Source, chosen: Selection, findings: Findings) -> Lock:
+def _headers(request: Request, where: Source, plan: _Plan, progress: Progress) -> metadata.Headers:
+    if not plan.headers:
+        return metadata.Headers()
+    spoilt = {f.path for f in plan.headers} if request.force else {*(plan.had.spoilt() if plan.had else ())}
+    return metadata.keep(plan.target, where, plan.headers, plan.first, progress, again=spoilt)
+
+
+def _lock(request: Request, found: Pin, plan: _Plan, source: Source, findings: Findings) -> Lock:
+    target, chosen = plan.target, plan.chosen
     paths = [f.path for f in source.files]
-    had = found.lock if found.lock and found.lock.source.folder == source.folder else None
-    whole = had is not None and not (had.include or had.exclude)
+    whole = plan.had is not None and not (plan.had.include or plan.had.exclude)
     gone = sorted(set(chosen.layout.shards) & chosen.left_out)
     notes = [*findings.notes, *found.notes]
     if gone:
         of = len(chosen.layout.shards)
         notes.append(f"{len(gone)} of {of} weight files were left out on request: {', '.join(gone[:3])}")
+    if plan.headers:
+        size = sum(f.size for f in plan.headers)
+        notes.append(f"headers only: {len(plan.headers)} weight files ({size:,} bytes) were not fetched")
     if request.offline:
         notes.append("offline: taken from the cache as it was, not compared with the hub's listing")
     unhashed = [f.path for f in chosen.wanted if not hashable(f)]
@@ -235,13 +272,13 @@ def _lock(request: Request, found: Pin, target: Target, source: Source, chosen: 
         requested=found.requested,
         endpoint=request.endpoint,
         local_dir=target.local_dir is not None,
-        complete=bool(chosen.layout.shards) and not gone,
-        hashed=not unhashed,
+        complete=bool(chosen.layout.shards) and not (gone or plan.headers),
+        hashed=not (unhashed or plan.headers),
         weights=locks.weights_of(findings),
         foreign_code=foreign_code(source.path, paths),
         ignored=chosen.ignored,
         notes=tuple(notes),
-        stamps=stamps(source.path, paths),
+        stamps=stamps(source),
         include=() if whole else request.include,
         exclude=() if whole else request.exclude,
     )

@@ -11,10 +11,11 @@ class Stopped(Exception):
     """The transfer was told to end, by the user or because another file's error makes it useless."""
 
 
-def bar_class(advance: Callable[[int], None], stop: threading.Event) -> type:
+def bar_class(advance: Callable[[int], None], stop: threading.Event, *, there: int = 0) -> type:
     """A class with the part of tqdm's interface that the hub client uses. It counts each byte of the file once, however
-    often a transfer starts over, and ends the transfer when `stop` is set."""
-    high = [0]  # the most bytes seen by any of this file's bars
+    often a transfer starts over, and ends the transfer when `stop` is set. The first `there` bytes do not count: an
+    earlier run fetched them."""
+    high = [there]  # the most bytes seen by any of this file's bars
 
     class Bar:
         def __init__(self, *_: Any, initial: int = 0, total: int | None = None, **__: Any) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -14,10 +16,13 @@ from dz.core.protocols import Progress
 from dz.core.source import FileEntry
 from dz.errors import Refused
 from dz.hub import cached
-from dz.hub.faults import blot, busy, offline, passing, retry_after, translate
+from dz.hub.faults import TransferBroken, blot, busy, offline, passing, retry_after, translate
+from dz.hub.partial import opened
+from dz.hub.ranges import sent, wrong_length
 
 T = TypeVar("T")
 WAITS = (1.0, 4.0, 10.0)  # seconds before the second, third and fourth try of a request
+TIMEOUT = 60.0  # seconds without a byte after which a small request is given up
 
 
 class Hub:
@@ -93,11 +98,52 @@ class Hub:
         url = hf_hub_url(name, path, revision=commit, endpoint=self.endpoint)
 
         def get() -> bytes:
-            response = get_session().get(url, headers=build_hf_headers(token=self._token), timeout=60)
+            response = get_session().get(url, headers=build_hf_headers(token=self._token), timeout=TIMEOUT)
             hf_raise_for_status(response)
             return response.content
 
         return self._ask(f"{name}@{commit}", get)
+
+    def range(self, name: str, commit: str, path: str, begin: int, end: int, size: int) -> bytes:
+        """Bytes [begin, end) of a file that the hub lists with `size` bytes, whatever way the server takes: the range
+        that was asked for, a shorter one (the rest is asked for), or the whole file (read up to `end`, then left).
+
+        Raises Refused where the server's file has another length."""
+        out = b""
+        while len(out) < end - begin:
+            at = begin + len(out)
+            out += self._ask(f"{name}@{commit}", lambda at=at: self._part(name, commit, path, (at, end), size))
+        return out
+
+    def _part(self, name: str, commit: str, path: str, wanted: tuple[int, int], size: int) -> bytes:
+        from huggingface_hub import hf_hub_url
+        from huggingface_hub.utils import build_hf_headers, get_session, hf_raise_for_status
+
+        begin, end = wanted
+        url = hf_hub_url(name, path, revision=commit, endpoint=self.endpoint)
+        headers = {
+            **build_hf_headers(token=self._token),
+            "Range": f"bytes={begin}-{end - 1}",  # both ends are included
+            "Accept-Encoding": "identity",
+        }
+        with get_session().stream("GET", url, headers=headers, timeout=TIMEOUT) as response:
+            hf_raise_for_status(response)
+            start, total = sent(response.status_code, response.headers)
+            if total not in (None, size):
+                raise wrong_length(path, size, total)
+            if not start <= begin:
+                raise TransferBroken(f"{path}: asked for bytes from {begin:,}, the answer starts at {start:,}")
+            out = bytearray()
+            for chunk in response.iter_bytes():
+                out += chunk
+                if (
+                    start + len(out) > end
+                ):  # the whole file comes: leave it. A range is read out, to keep the connection
+                    break
+        got = bytes(out[begin - start : end - start])
+        if not got:
+            raise TransferBroken(f"{path}: no byte came of the range {begin:,} to {end:,}")
+        return got
 
     def folder(self, name: str, commit: str, local_dir: Path | None = None) -> Path:
         """Where `download` puts the files: the local folder, or the snapshot in the cache (its documented layout)."""
@@ -133,6 +179,32 @@ class Hub:
 
         return Path(self._ask(f"{name}@{commit}", get))
 
+    def download_part(
+        self, name: str, commit: str, entry: FileEntry, part: Path, *, stop: threading.Event, bar: type
+    ) -> bool:
+        """Fetch a large file into `part`, from where it ends; False where the client transfers the file better itself.
+
+        Tries again as `download` does. What arrived stays in the part, whatever happens."""
+
+        def get() -> bool:
+            from huggingface_hub import get_hf_file_metadata, hf_hub_url
+            from huggingface_hub.file_download import http_get
+            from huggingface_hub.utils import build_hf_headers
+
+            url = hf_hub_url(name, entry.path, revision=commit, endpoint=self.endpoint)
+            about = get_hf_file_metadata(url, token=self._token, endpoint=self.endpoint)
+            if about.xet_file_data is not None and _xet():
+                return False
+            if about.size not in (None, entry.size):
+                raise wrong_length(entry.path, entry.size, about.size)
+            headers = build_hf_headers(token=self._token)
+            with opened(part, entry, stop) as (f, there):
+                if there < entry.size:
+                    http_get(url, f, resume_size=there, headers=headers, expected_size=entry.size, tqdm_class=bar)
+            return True
+
+        return self._ask(f"{name}@{commit}", get)
+
     def _api(self) -> Any:
         from huggingface_hub import HfApi
 
@@ -150,6 +222,13 @@ class Hub:
                     time.sleep(max(waits.pop(0), min(retry_after(e), 60.0)))
                     continue
                 raise translate(e, model=_short(model), endpoint=self.endpoint, token=self._token) from e
+
+
+def _xet() -> bool:
+    """Whether the client transfers deduplicated files in its own way."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_DISABLE_XET and find_spec("hf_xet") is not None
 
 
 def _short(model: str) -> str:

@@ -13,6 +13,10 @@ _BUSY = (408, 425, 429, 500, 502, 503, 504)
 _NO_ANSWER = ("ConnectError", "TimeoutException", "NetworkError", "RemoteProtocolError", "ConnectionError")
 
 
+class TransferBroken(Exception):
+    """An answer that does not hold what was asked for; asking again may help."""
+
+
 def blot(text: str, token: str | None = None) -> str:
     """`text` without tokens and without the query of any address (signed addresses carry credentials there)."""
     if token:
@@ -45,7 +49,7 @@ def passing(exc: BaseException) -> bool:
     if status(exc) is not None:
         return busy(exc)
     lost = _named(exc, *_NO_ANSWER) and not _named(exc, "OfflineModeIsEnabled")
-    return lost or "Consistency check" in str(exc)
+    return lost or isinstance(exc, TransferBroken) or "Consistency check" in str(exc)
 
 
 def translate(exc: BaseException, *, model: str, endpoint: str, token: str | None = None) -> DzError:
@@ -61,6 +65,9 @@ def translate(exc: BaseException, *, model: str, endpoint: str, token: str | Non
     if isinstance(exc, OSError) and exc.errno == errno.ENOSPC:
         next = f"free space, then {again}"
         return EnvironmentFailure(f"the disk is full while fetching {model}", why, next, code="disk_full")
+    if isinstance(exc, TransferBroken):
+        next = f"{again}: it goes on where it stopped"
+        return EnvironmentFailure(f"{model} is not whole yet", why, next, code="hub")
     if _named(exc, *_NO_ANSWER, "LocalEntryNotFoundError"):
         next = f"check network and HF_ENDPOINT, then {again}"
         return EnvironmentFailure(f"no answer from {endpoint}", why, next, code="connection")

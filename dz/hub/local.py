@@ -52,7 +52,7 @@ def register(
             Ignored(path=p, size=(folder / p).stat().st_size, why=why) for p, why in findings.layout.ignored.items()
         ),
         notes=findings.notes,
-        stamps=stamps(folder, paths),
+        stamps=stamps(source),
     )
     locks.write(lock, workspace, inputs={"model": str(folder)})
     return lock, False

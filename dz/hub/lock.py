@@ -39,7 +39,8 @@ class Lock:
     `complete` says that every weight file that the index names is there and right; `hashed` that every file was
     compared with the hub's hash; `foreign_code` are other repositories whose code an `auto_map` names; `stamps` are
     modification times in microseconds, by which a changed file is noticed without reading it; `include` and `exclude`
-    are the globs it was fetched with."""
+    are the globs it was fetched with; `broken` are the files that `dz fetch --verify` found broken: nothing uses the
+    source until they are mended."""
 
     source: Source
     requested: str = ""
@@ -54,6 +55,7 @@ class Lock:
     stamps: dict[str, int] = field(default_factory=dict)
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    broken: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -64,16 +66,21 @@ class Lock:
         """What differs on disk from the lock, one finding for each file, without reading a file's content."""
         return [found for f in self.source.files if (found := self._differs(f))]
 
+    def spoilt(self) -> list[str]:
+        """The files that are gone, were written to after they were checked, or were found broken."""
+        return [f.path for f in self.source.files if f.path in self.broken or self._differs(f)]
+
     def unchanged(self) -> dict[str, FileEntry]:
         """The files that are as they were when their bytes were compared with the hub's hashes."""
-        return {f.path: f for f in self.source.files if f.sha256 and not self._differs(f)}
+        here = [f for f in self.source.files if f.sha256 and not self.source.header_only(f.path)]
+        return {f.path: f for f in here if f.path not in self.broken and not self._differs(f)}
 
     def _differs(self, f: FileEntry) -> str:
         try:
-            now = (self.source.path / f.path).stat()
+            now = self.source.at(f.path).stat()
         except FileNotFoundError:
             return f"{f.path} is gone"
-        if now.st_size != f.size:
+        if now.st_size != f.size and not self.source.header_only(f.path):
             return f"{f.path} has {now.st_size:,} bytes, the lock says {f.size:,}"
         written = now.st_mtime_ns // 1000 != self.stamps.get(f.path)
         return f"{f.path} was written to after it was checked" if written else ""

@@ -14,16 +14,18 @@ from dz.hub.names import Model, near, parse
 from dz.hub.pin import ambiguous, matching
 
 
-def resolve(model: str, *, workspace: Path | None = None) -> Source:
+def resolve(model: str, *, workspace: Path | None = None, headers: bool = False) -> Source:
     """The source that MODEL names. `org/name[@rev]` is found by its lock; a folder is checked and locked on the fly,
     and gets a new rev8 when its configuration, code or headers changed.
 
+    `headers` is for who needs no weights: a source of which only the headers were fetched will do.
+
     Raises UsageError for what was never fetched and when several locks fit, Refused when the files are not those that
-    were checked."""
-    return resolve_lock(model, workspace=workspace).source
+    were checked, and for a source of headers alone."""
+    return resolve_lock(model, workspace=workspace, headers=headers).source
 
 
-def resolve_lock(model: str, *, workspace: Path | None = None) -> Lock:
+def resolve_lock(model: str, *, workspace: Path | None = None, headers: bool = False) -> Lock:
     """As `resolve`, with everything that the lock holds."""
     wanted = parse(model)
     if wanted.path is not None:
@@ -42,8 +44,28 @@ def resolve_lock(model: str, *, workspace: Path | None = None) -> Lock:
         raise _unknown(wanted, found, workspace)
     if len(fitting) > 1:
         raise ambiguous(wanted, fitting)
-    _refuse_changed(fitting[0])
-    return fitting[0]
+    lock = fitting[0]
+    _refuse_broken(lock)
+    _refuse_changed(lock)
+    if lock.source.headers and not headers:
+        raise Refused(
+            f"{lock.label} has no weights here, only their headers",
+            f"it was fetched with --metadata: {len(lock.weights.shards)} weight files ({lock.weights.bytes:,} bytes of "
+            "tensors) are on the hub alone; that is enough for `dz adapt MODEL --dry-run`",
+            f"dz fetch {lock.label}",
+            code="headers_only",
+        )
+    return lock
+
+
+def _refuse_broken(lock: Lock) -> None:
+    if lock.broken:
+        raise Refused(
+            f"{len(lock.broken)} files of {lock.label} were found broken by `dz fetch --verify`",
+            ", ".join(lock.broken[:5]) + (f" and {len(lock.broken) - 5} more" if len(lock.broken) > 5 else ""),
+            f"dz fetch {lock.label}: it fetches these alone again",
+            code="broken_files",
+        )
 
 
 def _refuse_changed(lock: Lock) -> None:

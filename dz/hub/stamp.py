@@ -11,11 +11,13 @@ from blake3 import blake3
 
 from dz.core.headers import MAX_HEADER
 from dz.core.index import is_weight
+from dz.core.source import Source
 
 # Files whose content decides what a model does: configuration, code, templates, tokenizers.
 _CONTENT = (".json", ".py", ".jinja", ".txt", ".model", ".tiktoken", ".yaml", ".yml", ".vocab", ".merges")
 _CHUNK = 1 << 20  # bytes read at a time
 PENDING = ".incomplete"  # the hub client's temporary files
+NOTES = Path(".cache") / "huggingface" / "download"  # where the client notes commit and etag of each file of a folder
 
 
 def listing(folder: Path, *, skip: Path | None = None) -> tuple[str, ...]:
@@ -26,6 +28,11 @@ def listing(folder: Path, *, skip: Path | None = None) -> tuple[str, ...]:
         folders[:] = sorted(f for f in folders if not _hidden(f) and here / f != skip)
         out += [(here / f).relative_to(folder).as_posix() for f in files if not _hidden(f)]
     return tuple(sorted(out))
+
+
+def decides(path: str) -> bool:
+    """Whether a file's content decides what a model does: configuration, code, templates, tokenizer, an index."""
+    return path.endswith(_CONTENT)
 
 
 def _hidden(name: str) -> bool:
@@ -53,7 +60,7 @@ def local_revision(folder: Path, paths: Sequence[str]) -> str:
         full = folder / path
         if not full.is_file():
             continue
-        if path.endswith(_CONTENT):
+        if decides(path):
             _add(h, path, full.read_bytes())
         elif is_weight(path):
             head = _head(full) if path.endswith(".safetensors") else b""
@@ -75,12 +82,12 @@ def _head(path: Path) -> bytes:
         return first + f.read(n if n <= MAX_HEADER else _CHUNK)
 
 
-def stamps(folder: Path, paths: Iterable[str]) -> dict[str, int]:
-    """The modification time of each file, in microseconds; a file that is not there has none."""
+def stamps(source: Source) -> dict[str, int]:
+    """The modification time of each file of a source, in microseconds; a file that is not there has none."""
     out = {}
-    for path in paths:
+    for f in source.files:
         try:
-            out[path] = (folder / path).stat().st_mtime_ns // 1000
+            out[f.path] = source.at(f.path).stat().st_mtime_ns // 1000
         except FileNotFoundError:
             continue
     return out

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from dz.core.index import Fault
 from dz.core.protocols import Progress
 from dz.core.source import FileEntry
-from dz.errors import DzError
 from dz.hub.bar import Stopped, bar_class
 from dz.hub.client import Hub
 from dz.hub.digest import compare
-
-WORKERS = 8  # files in flight, as the hub client does by default
-_HOPELESS = ("auth", "gated", "not_found", "offline", "disk_full", "revision_not_found")
+from dz.hub.partial import have, part_beside, resumable
+from dz.hub.pool import run_all
+from dz.hub.stamp import NOTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,24 @@ class Target:
             return Job(entry=known if known and same else entry, settled=same)
         blob = self.hub.blob(self.name, entry)
         cached = self.local_dir is None and blob.is_file() and blob.stat().st_size == entry.size
-        return Job(entry=entry, fetch=True, bytes=0 if cached else entry.size)
+        there = have(self.part(entry), entry) if resumable(entry) else 0
+        return Job(entry=entry, fetch=True, bytes=0 if cached else entry.size - there)
+
+    def part(self, entry: FileEntry) -> Path:
+        """Where a large file grows until it is whole and right."""
+        notes = self.local_dir / NOTES / entry.path if self.local_dir else self.hub.blob(self.name, entry)
+        return part_beside(notes, entry)
+
+    def place(self, entry: FileEntry) -> None:
+        """Put a part that is whole where the file belongs, as the hub client would have."""
+        if self.local_dir is None:
+            self.part(entry).replace(self.hub.blob(self.name, entry))
+        else:
+            path = self.local_dir / entry.path
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self.part(entry).replace(path)
+            note = self.local_dir / NOTES / f"{entry.path}.metadata"
+            note.write_text(f"{self.commit}\n{entry.etag}\n{time.time()}\n", "utf-8")
 
 
 def transfer(target: Target, jobs: Sequence[Job], progress: Progress) -> tuple[list[FileEntry], list[Fault]]:
@@ -85,30 +102,21 @@ class _Run:
         self._lock = threading.Lock()
 
     def all(self, jobs: Sequence[Job]) -> None:
-        pool = ThreadPoolExecutor(max_workers=WORKERS, thread_name_prefix="fetch")
-        futures: dict[Future[None], Job] = {pool.submit(self.settle, job): job for job in jobs}
-        try:
-            pending = set(futures)
-            while pending:
-                finished, pending = wait(pending, timeout=0.5, return_when=FIRST_EXCEPTION)
-                if any(_hopeless(f.exception()) for f in finished if not f.cancelled()):
-                    break
-        finally:
-            if not all(f.done() for f in futures):  # a hopeless error, or Ctrl-C: end transfers at their next chunk
-                self.stop.set()
-            pool.shutdown(wait=True, cancel_futures=True)
-        failed = [(job, e) for f, job in futures.items() if not f.cancelled() and (e := f.exception()) is not None]
-        _raise(failed, len(jobs), self.target)
+        run_all({j.entry.path: partial(self.settle, j) for j in jobs}, self.stop, self.target.name)
 
     def settle(self, job: Job) -> None:
         """Fetch if need be, compare, and fetch once more if the bytes differ."""
-        path, fetch, fetched = self.target.folder / job.entry.path, job.fetch, 0
+        fetch, fetched = job.fetch, 0
+        path = self.target.folder / job.entry.path
         while True:
             if fetch:
-                self._download(job, force=job.replace or fetched > 0 or not job.fetch)
+                path = self._download(job, force=job.replace or fetched > 0 or not job.fetch, again=fetched > 0)
                 fetched += 1
             sha256, wrong = compare(path, job.entry, self._reading(count=not job.fetch and not fetched))
             if not wrong:
+                if path == self.target.part(job.entry):
+                    self.target.place(job.entry)
+                    self._client(job, force=False)  # which links it, or finds it there
                 with self._lock:
                     self.done.append(replace(job.entry, sha256=sha256))
                 return
@@ -122,17 +130,35 @@ class _Run:
                 self.progress.note(f"{job.entry.path}: {wrong}; fetching it again")
             fetch = True
 
-    def _download(self, job: Job, *, force: bool) -> None:
+    def _download(self, job: Job, *, force: bool, again: bool) -> Path:
+        """Where the bytes are now: the part of a large file, or the file. `again`: what came before was wrong."""
+        entry, target = job.entry, self.target
+        if not resumable(entry) or (job.bytes == 0 and not force):  # the cache has it
+            return self._client(job, force=force)
+        part = target.part(entry)
+        if again:
+            part.unlink(missing_ok=True)
+        bar = self._bar(job, have(part, entry))
+        if not target.hub.download_part(target.name, target.commit, entry, part, stop=self.stop, bar=bar):
+            return self._client(job, force=force)
+        return part if part.is_file() else self._client(job, force=False)  # another process completed it
+
+    def _client(self, job: Job, *, force: bool) -> Path:
+        target = self.target
+        target.hub.download(
+            target.name,
+            target.commit,
+            job.entry.path,
+            local_dir=target.local_dir,
+            force=force,
+            bar=self._bar(job, 0),
+        )
+        return target.folder / job.entry.path
+
+    def _bar(self, job: Job, there: int) -> type:
         if self.stop.is_set():
             raise Stopped
-        self.target.hub.download(
-            self.target.name,
-            self.target.commit,
-            job.entry.path,
-            local_dir=self.target.local_dir,
-            force=force,
-            bar=bar_class(self._counted(job.fetch and job.bytes > 0), self.stop),
-        )
+        return bar_class(self._counted(job.fetch and job.bytes > 0), self.stop, there=there)
 
     def _counted(self, count: bool) -> Callable[[int], None]:
         def advance(n: int) -> None:
@@ -158,23 +184,3 @@ def _discard(path: Path) -> None:
     content = path.resolve()
     path.unlink(missing_ok=True)
     content.unlink(missing_ok=True)
-
-
-def _hopeless(exc: BaseException | None) -> bool:
-    return isinstance(exc, DzError) and exc.code in _HOPELESS
-
-
-def _raise(failed: list[tuple[Job, BaseException]], of: int, target: Target) -> None:
-    """One error for all files that could not be fetched; what is not a DzError is raised as it is."""
-    causes: dict[str, DzError] = {}
-    for job, e in failed:
-        if isinstance(e, DzError):
-            causes[job.entry.path] = e
-        elif not isinstance(e, Stopped):
-            raise e
-    if not causes:
-        return
-    first = next((e for e in causes.values() if _hopeless(e)), next(iter(causes.values())))
-    more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
-    what = f"{len(causes)} of {of} files of {target.name} could not be fetched: {', '.join(list(causes)[:3])}{more}"
-    raise type(first)(what, first.why, first.next, code=first.code) from first

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dz.core.headers import lfs_stub, read_header
+from dz.core.headers import Header, lfs_stub, read_header
 from dz.core.index import INDEX_SUFFIX, Fault, Layout, broken, choose, is_weight, shard_faults
 from dz.core.protocols import Progress, Silent
 from dz.errors import Refused
-
-_CLIENT_NOTES = Path(".cache") / "huggingface" / "download"  # where the hub client notes the commit of each file
+from dz.hub.stamp import NOTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +41,12 @@ def examine(
     *,
     layout: Layout | None = None,
     left_out: Collection[str] = (),
+    header: Callable[[str], Header] | None = None,
     progress: Progress | None = None,
 ) -> Findings:
     """Check the files `paths` of a folder. `layout` is for who knows it already (from the hub's listing); shards among
-    `left_out` were deliberately not fetched and are not missing.
+    `left_out` were deliberately not fetched and are not missing; `header(shard)` gives a header that is not read from
+    the shard itself, or raises FileNotFoundError.
 
     Collects every fault. Reads headers and JSON, not the data of the weights. Raises Refused only where it is
     ambiguous which files are the weights, or where the index itself cannot be read."""
@@ -57,7 +58,7 @@ def examine(
     layout = layout or choose(paths, lambda p: (folder / p).read_bytes())
     faults = [*stubs, *_json_faults(folder, paths, stubbed)]
     skip = {*stubbed, *left_out}
-    found, tensors, size = _shards(folder, layout, skip, progress)
+    found, tensors, size = _shards(header or (lambda shard: read_header(folder / shard)), layout, skip, progress)
     faults += found
     faults += _other_formats(folder, paths, layout)
     complete = not faults and not set(layout.shards) & set(left_out)
@@ -65,7 +66,9 @@ def examine(
     return Findings(layout=layout, faults=tuple(faults), notes=tuple(notes), tensors=tensors, bytes=size)
 
 
-def _shards(folder: Path, layout: Layout, skip: Collection[str], progress: Progress) -> tuple[list[Fault], int, int]:
+def _shards(
+    read: Callable[[str], Header], layout: Layout, skip: Collection[str], progress: Progress
+) -> tuple[list[Fault], int, int]:
     """Every shard's header against its file and the index: (faults, tensors, bytes of tensors)."""
     faults: list[Fault] = []
     tensors = size = 0
@@ -75,11 +78,11 @@ def _shards(folder: Path, layout: Layout, skip: Collection[str], progress: Progr
         progress.advance()
         if shard in skip:
             continue
-        if not (folder / shard).is_file():
+        try:
+            header = read(shard)
+        except (FileNotFoundError, IsADirectoryError):
             faults.append(Fault(file=shard, code="missing_file", text=_missing(layout, len(indexed.get(shard, ())))))
             continue
-        try:
-            header = read_header(folder / shard)
         except Refused as e:
             faults.append(Fault(file=shard, code=e.code, text=e.why))
             continue
@@ -171,10 +174,10 @@ def ignored_note(ignored: dict[str, str]) -> str:
 def _commits(folder: Path, paths: Sequence[str]) -> dict[str, list[str]]:
     """The files by the commit that the hub client noted when it wrote them (folders fetched with a local dir)."""
     out: dict[str, list[str]] = {}
-    if not (folder / _CLIENT_NOTES).is_dir():
+    if not (folder / NOTES).is_dir():
         return out
     for path in paths:
-        note = folder / _CLIENT_NOTES / f"{path}.metadata"
+        note = folder / NOTES / f"{path}.metadata"
         if note.is_file():
             commit = note.read_text("utf-8").partition("\n")[0].strip()
             out.setdefault(commit, []).append(path)

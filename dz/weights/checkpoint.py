@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dz.core.headers import TensorInfo
 from dz.core.source import Source
-from dz.errors import UsageError
+from dz.errors import Refused, UsageError
 from dz.weights.table import read_table
 
 if TYPE_CHECKING:
@@ -81,6 +81,13 @@ def open_checkpoint(source: Source, *, load_format: LoadFormat = "auto", seed: i
         return DummyCheckpoint(source.name, table.headers(), seed=seed)
     if load_format != "auto":
         raise UsageError(f"--load-format {load_format}", "it is auto or dummy", "leave it out", code="bad_load_format")
+    if source.headers:
+        raise Refused(
+            f"{source.name} has no weights here",
+            f"of its {len(table.layout.shards)} weight files only the headers were fetched",
+            f"dz fetch {source.name}",
+            code="headers_only",
+        )
     from dz.weights.safetensors import SafetensorsCheckpoint
 
     return SafetensorsCheckpoint(source.name, table)

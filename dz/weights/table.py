@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dz.core.headers import TensorInfo, read_header
+from dz.core.headers import TensorInfo, source_header
 from dz.core.index import Fault, Layout, broken, choose, shard_faults
 from dz.core.source import Source
 from dz.errors import Refused
@@ -42,7 +42,8 @@ class Table:
 
 
 def read_table(source: Source) -> Table:
-    """Read every header of a source. Only the files that the source lists count, so a stray file is never opened.
+    """Read every header of a source. Only the files that the source lists count, so a stray file is never opened. For a
+    source of headers alone the table is as good; `open_checkpoint` refuses it.
 
     Raises Refused with all faults (missing shard, cut file, LFS stub, tensor and index that disagree) or because the
     source has no weights."""
@@ -59,12 +60,11 @@ def read_table(source: Source) -> Table:
     faults: list[Fault] = []
     indexed = layout.by_shard()
     for shard in layout.shards:
-        path = folder / shard
-        if not path.is_file():
+        try:
+            header = source_header(source, shard)
+        except FileNotFoundError:
             faults.append(Fault(file=shard, code="missing_file", text="missing"))
             continue
-        try:
-            header = read_header(path)
         except Refused as e:
             faults.append(Fault(file=shard, code=e.code, text=e.why))
             continue

@@ -430,16 +430,16 @@ def test_ctrl_c_ends_the_transfer_and_the_next_run_completes_it(hub, ask, base, 
     files = made.model()
     hub.push("org/name", files)
     waits = iter([KeyboardInterrupt])
-    from dz.hub import transfer
+    from dz.hub import pool
 
-    real = transfer.wait
+    real = pool.wait
 
     def interrupt(*args, **kwargs):
         for error in waits:
             raise error
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(transfer, "wait", interrupt)
+    monkeypatch.setattr(pool, "wait", interrupt)
     with pytest.raises(KeyboardInterrupt):
         fetch(ask(), base)
     assert not lock.of_name("org/name", base)
