@@ -58,7 +58,7 @@ def basis(
 ) -> Basis:
     """The basis for a source on a device ("auto", "cpu", "cuda:sm90", ...). Raises DzError for what is not there."""
     registry = registry or Registry.discover()
-    headers, files = _weights(source)
+    headers, files = weights_of(source)
     found = backends.detect(device)
     here = backends.here(found)
     raw = raw_config(source)
@@ -92,9 +92,11 @@ def make_plan(
     progress: Progress | None = None,
     registry: Registry | None = None,
 ) -> tuple[Inventory, Plan]:
-    """The inventory and the plan of a source; nothing is written. `verify` off: kernels are chosen, not proved.
+    """The inventory and the plan of a source; nothing is written. `verify` off: kernels are chosen, not proved; so they
+    are for a source of headers alone.
 
     Raises Refused when a wish cannot be met or dz would have to guess, UsageError for unknown names in wishes."""
+    verify = verify and not source.headers
     base = basis(
         source,
         trust=trust,
@@ -162,7 +164,7 @@ def _one_tier(sites: tuple[SitePlan, ...], inventory: Inventory) -> tuple[SitePl
     return tuple(replace(s, phases={p: isolated(c) for p, c in s.phases.items()}) for s in sites)
 
 
-def _weights(source: Source) -> tuple[dict[str, TensorInfo], tuple[WeightFile, ...]]:
+def weights_of(source: Source) -> tuple[dict[str, TensorInfo], tuple[WeightFile, ...]]:
     """The headers and weight files of a source; nothing for a source that has only code and configuration."""
     sizes = {f.path: f.size for f in source.files}
     if not any(is_weight(p) for p in sizes):

@@ -9,6 +9,7 @@ import typer
 
 from dz.cli import output
 from dz.cli.common import resolve_settings
+from dz.cli.diff import show as show_difference
 from dz.cli.options import Device, DryRun, Dtype, Model, Recipe, Sets, TrustRemoteCode, Workspace
 from dz.core.envelope import envelope
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from dz.core.plan import Plan, SitePlan
 
 Check = Annotated[bool, typer.Option("--check", help="Only say whether the plan is current; 1 if something changed.")]
+Diff = Annotated[bool, typer.Option("--diff", help="Only show how each site departs from the known ops; no plan.")]
 COLUMNS = ("SITE", "OP", "N", "PREFILL/DECODE", "TIER", "WHY")
 
 
@@ -34,6 +36,7 @@ def adapt(
     sets: Sets = None,
     dry_run: DryRun = False,
     check: Check = False,
+    diff: Diff = False,
     workspace: Workspace = None,
 ) -> int:
     """Read a model's architecture, choose what runs at each site in each phase, and prove it.
@@ -42,13 +45,20 @@ def adapt(
       dz adapt org/name
       dz adapt org/name --set rms_norm=reference --dry-run
       dz adapt org/name --device cuda:sm90 --check
+      dz adapt org/name --diff
 
     Prints the plan. Sites that no op knows run on upstream's code, and the table says so."""
     from dz import adapt as adapting
     from dz import hub
 
     settings = resolve_settings({"workspace": workspace, "device": device, "dtype": dtype})
-    source = hub.resolve(model, workspace=Path(settings.get("workspace")).absolute())
+    base = Path(settings.get("workspace")).absolute()
+    source = hub.resolve(model, workspace=base, headers=dry_run or diff or check)
+    if diff:
+        show_difference(
+            model, adapting.make_difference(source, trust=trust_remote_code, progress=output.get().progress())
+        )
+        return 0
     wanted: dict[str, Any] = {
         "trust": trust_remote_code,
         "device": settings.get("device"),

@@ -29,7 +29,7 @@ class Footprint:
 def footprint(built: Built, decoder: Decoder) -> Footprint | str:
     """The footprint of one sequence, or why upstream's decoder does not run on meta."""
     try:
-        with _on_meta(built.model), _tolerant(built.layers):
+        with on_meta(built.model), tolerant(built.layers):
             return measure(built, decoder)
     except FAILURES as e:
         return f"{type(e).__name__}: {' '.join(str(e).split())[:200]}"
@@ -77,7 +77,8 @@ def _run(decoder: Decoder, cache: Any, n: int) -> None:
 
 
 @contextmanager
-def _on_meta(model: nn.Module) -> Iterator[None]:
+def on_meta(model: nn.Module) -> Iterator[None]:
+    """A model's buffers on meta, put back afterwards."""
     kept = Snapshot(model.modules(), values=False)  # some ropes also keep tensors as plain attributes
     for module in model.modules():
         for name, buffer in module._buffers.items():
@@ -89,7 +90,7 @@ def _on_meta(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def _tolerant(layers: list[Any]) -> Iterator[None]:
+def tolerant(layers: list[Any]) -> Iterator[None]:
     """Modules that meta cannot run (data-dependent routing to experts) hand their input on: they keep its shape, and
     only mixers touch the cache."""
     with ExitStack() as stack:
