@@ -1,4 +1,4 @@
-"""The two mends of tests/kernels/conftest.py: without them a right kernel would be judged wrong."""
+"""The mends of tests/kernels/conftest.py: without them a right kernel would be judged wrong."""
 
 import pytest
 import torch
@@ -15,6 +15,12 @@ def _round(x, out, N: tl.constexpr):
 
 
 @triton.jit
+def _widen(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(x + at).to(tl.float32))
+
+
+@triton.jit
 def _dot(a, b, out, N: tl.constexpr):
     at = tl.arange(0, N)[:, None] * N + tl.arange(0, N)[None, :]
     tl.store(out + at, tl.dot(tl.load(a + at), tl.load(b + at)))
@@ -26,6 +32,13 @@ def test_fp32_to_bfloat16_rounds_to_nearest_even():
     out = torch.empty(1024, dtype=torch.bfloat16)
     _round[(1,)](x, out, N=1024)
     assert torch.equal(out, x.bfloat16())
+
+
+def test_subnormal_bfloat16_keeps_its_value():
+    x = torch.arange(256, dtype=torch.int16).view(torch.bfloat16)
+    out = torch.empty(256)
+    _widen[(1,)](x, out, N=256)
+    assert torch.equal(out, x.float()) and out[1] > 0
 
 
 def test_bfloat16_dot_multiplies_values():

@@ -1,0 +1,143 @@
+"""FP8 products of experts on a persistent grid: tiles found from the offsets on the device, fp32 sums every 128 of K."""
+
+# A launch takes more than the function does:
+# pyright: reportCallIssue=false, reportArgumentType=false
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from dz.core.kernel import Kernel, Requires, Support
+from dz.kernels.common.groups import find_tile, group_tiles
+from dz.kernels.common.launch import on, power_of_two
+from dz.kernels.common.refuse import dtypes, one_device, support, unknown
+from dz.kernels.common.tuned import Tunable, processors
+from dz.ops.grouped_gemm_fp8 import check_offsets
+
+DEEP = 128  # of K between two additions in fp32: the tensor cores keep about 14 bits of an FP8 sum
+MOST = 1023  # experts
+TUNE = Tunable(
+    "grouped_gemm_fp8/triton",
+    {"rows": 128, "columns": 128, "warps": 8, "stages": 4, "per_sm": 1},
+    {
+        "default": [
+            {"rows": r, "columns": c, "warps": w, "stages": s, "per_sm": p}
+            for r, c, w, s, p in ((128, 128, 8, 4, 1), (128, 256, 8, 3, 1), (128, 256, 8, 4, 1), (64, 256, 8, 4, 1))
+        ]
+    },
+)
+
+
+@triton.jit
+def _tile(
+    x, w, x_scale, w_scale, out, row, end, base, column, k_end, n_columns, s_expert, s_column, expert,
+    ROWS: tl.constexpr, COLS: tl.constexpr, DEEP: tl.constexpr, HALVES: tl.constexpr,
+):  # fmt: skip
+    """Rows [row, end) by columns from `column`, at most ROWS by COLS * HALVES of them; base is the expert's first row
+    in the stack of weights. HALVES accumulators of COLS columns keep the temporary of a promotion small."""
+    sums = ()
+    for h in tl.static_range(HALVES):
+        sums = sums + (tl.zeros([ROWS, COLS], tl.float32),)
+    for k in range(0, k_end, DEEP):
+        a = x.load([row, k])
+        new = ()
+        for h in tl.static_range(HALVES):
+            b = w.load([base + column + h * COLS, k])
+            new = new + (sums[h] + tl.dot(a, b.T),)
+        sums = new
+    r = row + tl.arange(0, ROWS)
+    # scales of rows that belong to no expert may be anything: k_end is 0 there
+    left = tl.load(x_scale + r, mask=r < tl.where(k_end > 0, end, 0), other=0.0)[:, None]
+    for h in tl.static_range(HALVES):
+        c = column + h * COLS + tl.arange(0, COLS)
+        right = tl.load(
+            w_scale + expert * s_expert + c * s_column, mask=c < tl.where(k_end > 0, n_columns, 0), other=0.0
+        )[None, :]
+        value = sums[h] * left * right
+        at = r.to(tl.int64)[:, None] * n_columns + c[None, :]
+        tl.store(out + at, value.to(out.dtype.element_ty), mask=(r < end)[:, None] & (c < n_columns)[None, :])
+
+
+@triton.jit
+def _kernel(
+    x, x_half, w, x_scale, w_scale, offsets, out, n_rows, n_columns, depth, experts, s_expert, s_column,
+    ROWS: tl.constexpr, HALF: tl.constexpr, COLS: tl.constexpr, DEEP: tl.constexpr, HALVES: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    across = tl.cdiv(n_columns, COLS * HALVES)
+    before, tiles, total = group_tiles(offsets, n_rows, experts, across, ROWS, WIDE)
+    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+        e, row, end, column = find_tile(tile, before, tiles, offsets, n_rows, experts, ROWS, WIDE)
+        column *= COLS * HALVES
+        # rows of no expert: no products, zeros
+        k_end = depth if e < experts else 0
+        if ROWS == HALF or end - row > HALF:
+            _tile(
+                x, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert, s_column, e,
+                ROWS, COLS, DEEP, HALVES,
+            )  # fmt: skip
+        else:
+            _tile(
+                x_half, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert, s_column,
+                e, HALF, COLS, DEEP, HALVES,
+            )  # fmt: skip
+
+
+def run(
+    x: Tensor, x_scale: Tensor, weight: Tensor, weight_scale: Tensor, offsets: Tensor, *, dtype: str = "bfloat16"
+) -> Tensor:
+    """See dz.ops.grouped_gemm_fp8.reference."""
+    experts, n, k = weight.shape
+    check_offsets(offsets, experts)
+    out = torch.empty(x.shape[0], n, dtype=getattr(torch, dtype), device=x.device)
+    if not out.numel():
+        return out
+    cfg = TUNE.pick(x.device)
+    rows, columns = cfg["rows"], min(cfg["columns"], 128)
+    flat = weight.view(experts * n, k)
+    scale = weight_scale
+    half = max(rows // 2, 64)  # the least that the tensor cores take in one piece
+    with on(x):
+        _kernel[(processors(x.device) * cfg["per_sm"],)](
+            TensorDescriptor.from_tensor(x, [rows, DEEP]), TensorDescriptor.from_tensor(x, [half, DEEP]),
+            TensorDescriptor.from_tensor(flat, [columns, DEEP]), x_scale.contiguous(), scale,
+            offsets.to(torch.int32).contiguous(), out, x.shape[0], n, k, experts, *scale.stride(),
+            ROWS=rows, HALF=half, COLS=columns, DEEP=DEEP, HALVES=cfg["columns"] // columns, WIDE=power_of_two(experts + 1),
+            num_warps=cfg["warps"], num_stages=cfg["stages"],
+        )  # fmt: skip
+    return out
+
+
+def supports(args: Mapping[str, Any]) -> Support:
+    """Rows of a multiple of 16 values without gaps inside, weights contiguous."""
+    x, weight = args["x"], args["weight"]
+    aligned = x.stride(-1) == 1 and x.stride(0) % 16 == 0 and x.data_ptr() % 16 == 0 and x.shape[-1] % 16 == 0
+    return support(
+        unknown(args, ("x", "x_scale", "weight", "weight_scale", "offsets", "dtype")),
+        dtypes(args, ("x", "weight"), ("float8_e4m3fn",)),
+        dtypes(args, ("x_scale", "weight_scale"), ("float32",)),
+        dtypes(args, ("offsets",), ("int32", "int64")),
+        one_device(args),
+        ""
+        if aligned or not x.numel()
+        else f"rows of {x.shape[-1]}, strides {x.stride()}; takes aligned multiples of 16",
+        "" if weight.is_contiguous() else "weights that are not contiguous",
+        f"{weight.shape[0]} experts; takes at most {MOST}" if weight.shape[0] > MOST else "",
+    )
+
+
+KERNEL = Kernel(
+    op="grouped_gemm_fp8",
+    technique="triton",
+    summary="persistent tiles, tensor copies, half a tile for an expert's last rows, fp32 sums every 128",
+    run=run,
+    requires=Requires(device=("cuda",), arch=(90, None), dtypes=("bfloat16",)),
+    supports=supports,
+)

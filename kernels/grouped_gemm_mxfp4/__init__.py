@@ -1,0 +1,1 @@
+"""Implementations of grouped_gemm_mxfp4."""
