@@ -18,6 +18,7 @@ from dz.core.headers import TensorInfo
 from dz.core.inventory import Inventory
 from dz.core.registry import Registry
 from dz.core.source import Source
+from dz.shipped import outside
 
 _PACKAGE = Path(dz.__file__).resolve().parent
 _DECIDES = ("core", "ops", "inspect", "verify", "adapt", "upstream")  # folders whose code shapes a plan
@@ -74,6 +75,7 @@ def inputs(
     }
     out |= {f"recipe {r.name}": digest(Path(r.path).read_bytes()) for r in chain.recipes}
     out |= {f"version of {n}": _version(n) for n in ("torch", "transformers", "triton")}
+    out |= {f"op {p.stem}": digest(p.read_bytes()) for f in outside("ops") for p in sorted(f.glob("*.py"))}
     return out | {f"kernel {k}": _kernel(registry, k) for k in sorted(registry.kernels)}
 
 

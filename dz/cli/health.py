@@ -105,11 +105,11 @@ def registry() -> Iterator[Line]:
 def outside() -> Iterator[Line]:
     """The folders of $DZ_PATH; one that is not there is passed over everywhere else, so it is said here."""
     for text in filter(None, os.environ.get("DZ_PATH", "").split(os.pathsep)):
-        kinds = [kind for kind in ("kernels", "recipes", "checklists") if (Path(text) / kind).is_dir()]
+        kinds = [kind for kind in ("ops", "kernels", "recipes", "checklists") if (Path(text) / kind).is_dir()]
         if kinds:
             yield Line("DZ_PATH", "ok", f"{text}: {', '.join(kinds)}")
         else:
-            yield Line("DZ_PATH", "warn", f"{text} has no kernels, recipes or checklists", "mend DZ_PATH")
+            yield Line("DZ_PATH", "warn", f"{text} has no ops, kernels, recipes or checklists", "mend DZ_PATH")
 
 
 def vision() -> Iterator[Line]:

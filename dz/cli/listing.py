@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dz.cli import output
+from dz.cli.new_op import new_op
 from dz.core import library
 from dz.core.envelope import envelope
 
@@ -25,7 +26,8 @@ UNAVAILABLE = "unavailable"
 
 def register(app: typer.Typer) -> None:
     """Add the four groups."""
-    _group(app, "ops", "Ops: what dz recognises in a model, each with its torch reference.", list_ops, show_op)
+    ops = _group(app, "ops", "Ops: what dz recognises in a model, each with its torch reference.", list_ops, show_op)
+    ops.command("new")(new_op)
     _group(
         app,
         "kernels",
@@ -37,7 +39,9 @@ def register(app: typer.Typer) -> None:
     _group(app, "checklists", "Checklists: the Day-0 checks of `dz accept`.", list_checklists, show_checklist)
 
 
-def _group(app: typer.Typer, name: str, summary: str, ls: Callable[[], None], show: Callable[[str], None]) -> None:
+def _group(
+    app: typer.Typer, name: str, summary: str, ls: Callable[[], None], show: Callable[[str], None]
+) -> typer.Typer:
     group = typer.Typer()
 
     @group.callback(invoke_without_command=True, help=summary)
@@ -48,6 +52,7 @@ def _group(app: typer.Typer, name: str, summary: str, ls: Callable[[], None], sh
     group.command("ls")(ls)
     group.command("show")(show)
     app.add_typer(group, name=name)
+    return group
 
 
 def list_ops() -> None:

@@ -15,6 +15,7 @@ from dz.core.kernel import Kernel
 from dz.core.op import Op
 from dz.core.plan import Rejected
 from dz.errors import Refused, UsageError
+from dz.shipped import outside
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,11 @@ class Registry:
 
     @classmethod
     def discover(cls) -> Registry:
-        """Every `OP` in dz/ops and every `KERNEL` in kernels/<op>/<technique>.py, `$DZ_PATH` folders included."""
+        """Every `OP` in dz/ops and every `KERNEL` in kernels/<op>/<technique>.py, `$DZ_PATH` folders included.
+
+        Raises Refused for an op's file outside that cannot be imported or that bears the name of another."""
         self = cls()
-        for module in _modules("dz.ops"):
+        for module in _op_modules():
             op = getattr(module, "OP", None)
             if op is not None:
                 self.add_op(op)
@@ -161,13 +164,32 @@ class Registry:
         return Selection(eligible[0], f"only eligible on {device.spec}", tuple(rejected))
 
 
-def _modules(package: str) -> list[Any]:
-    root = importlib.import_module(package)
-    return [
-        importlib.import_module(f"{package}.{m.name}")
-        for m in pkgutil.iter_modules(root.__path__)
-        if not m.name.startswith("_")
-    ]
+def _op_modules() -> list[Any]:
+    """The modules of dz/ops, then those of the ops folders of `$DZ_PATH`, which become part of the package."""
+    package = importlib.import_module("dz.ops")
+    own, extra = Path(str(package.__file__)).parent, outside("ops")
+    package.__path__ = [str(f) for f in (own, *extra)]
+    out, seen = [], dict[str, Path]()
+    for folder in (own, *extra):
+        for m in pkgutil.iter_modules([str(folder)]):
+            if m.name.startswith("_"):
+                continue
+            if m.name in seen:
+                where = f"{seen[m.name] / m.name}.py and {folder / m.name}.py define it"
+                raise Refused(f"the op '{m.name}' is there twice", where, "rename one of them", code="duplicate")
+            seen[m.name] = folder
+            out.append(_op_module(m.name, folder, folder is own))
+    return out
+
+
+def _op_module(name: str, folder: Path, ours: bool) -> Any:
+    try:
+        return importlib.import_module(f"dz.ops.{name}")
+    except Exception as e:  # an op of somebody else may fail in any way when it is imported; it is named
+        if ours:
+            raise
+        what = f"the op in {folder / name}.py cannot be imported"
+        raise Refused(what, f"{type(e).__name__}: {e}", "mend it, or take it out of DZ_PATH", code="bad_op") from e
 
 
 def _lookup(kind: str, name: str, table: Mapping[str, Any], listing: str) -> Any:
