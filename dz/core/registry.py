@@ -17,6 +17,8 @@ from dz.core.plan import Rejected
 from dz.errors import Refused, UsageError
 from dz.shipped import outside
 
+_OPS = "dz.ops"  # discovered as the kernels are: by folder, when they are asked for
+
 
 @dataclass(frozen=True, slots=True)
 class Selection:
@@ -166,7 +168,7 @@ class Registry:
 
 def _op_modules() -> list[Any]:
     """The modules of dz/ops, then those of the ops folders of `$DZ_PATH`, which become part of the package."""
-    package = importlib.import_module("dz.ops")
+    package = importlib.import_module(_OPS)
     own, extra = Path(str(package.__file__)).parent, outside("ops")
     package.__path__ = [str(f) for f in (own, *extra)]
     out, seen = [], dict[str, Path]()
@@ -184,7 +186,7 @@ def _op_modules() -> list[Any]:
 
 def _op_module(name: str, folder: Path, ours: bool) -> Any:
     try:
-        return importlib.import_module(f"dz.ops.{name}")
+        return importlib.import_module(f"{_OPS}.{name}")
     except Exception as e:  # an op of somebody else may fail in any way when it is imported; it is named
         if ours:
             raise
