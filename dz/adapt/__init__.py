@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dz.adapt.current import Drift, current_plan, drift, write
     from dz.adapt.diff import make_difference
+    from dz.adapt.fit import make_fit
     from dz.adapt.make import make_plan
 
-__all__ = ["Drift", "current_plan", "drift", "make_difference", "make_plan", "write"]
-_HOME = {"make_plan": "make", "make_difference": "diff"}  # the others are in `current`
+__all__ = ["Drift", "current_plan", "drift", "make_difference", "make_fit", "make_plan", "write"]
+_HOME = {"make_plan": "make", "make_difference": "diff", "make_fit": "fit"}  # the others are in `current`
 
 
 def __getattr__(name: str) -> Any:

@@ -16,7 +16,7 @@ from dz.errors import EnvironmentFailure, UsageError
 
 ORDER = ("cuda", "rocm", "musa", "npu", "xpu", "cpu")  # `auto` takes the first kind that is here
 
-__all__ = ["ORDER", "backend", "detect", "graph_class", "here", "memory", "profile"]
+__all__ = ["ORDER", "backend", "detect", "graph_class", "here", "memory", "planned", "profile"]
 
 
 def backend(kind: str) -> Backend:
@@ -58,6 +58,11 @@ def profile(name: str) -> Device:
         raise _unknown(name)
     count = 1 if known.lower() == name.strip().lower() else _split(name.strip())[1]
     return replace(profiles()[known].device, count=count)
+
+
+def planned(spec: str) -> bool:
+    """Whether `spec` names a shipped profile ("H200x8"): a device to plan for, whatever is here."""
+    return _profile_name(spec.strip()) is not None
 
 
 def here(device: Device) -> bool:

@@ -10,6 +10,7 @@ import typer
 from dz.cli import output
 from dz.cli.common import resolve_settings
 from dz.cli.diff import show as show_difference
+from dz.cli.fit import show as show_fit
 from dz.cli.options import Device, DryRun, Dtype, Model, Recipe, Sets, TrustRemoteCode, Workspace
 from dz.core.envelope import envelope
 
@@ -46,10 +47,11 @@ def adapt(
       dz adapt org/name --set rms_norm=reference --dry-run
       dz adapt org/name --device cuda:sm90 --check
       dz adapt org/name --diff
+      dz adapt org/name --dry-run --device H200x8
 
     Prints the plan. Sites that no op knows run on upstream's code, and the table says so."""
     from dz import adapt as adapting
-    from dz import hub
+    from dz import backends, hub
 
     settings = resolve_settings({"workspace": workspace, "device": device, "dtype": dtype})
     base = Path(settings.get("workspace")).absolute()
@@ -59,6 +61,9 @@ def adapt(
             model, adapting.make_difference(source, trust=trust_remote_code, progress=output.get().progress())
         )
         return 0
+    if dry_run and backends.planned(settings.get("device")):
+        spec = settings.get("device")
+        return show_fit(model, adapting.make_fit(source, trust=trust_remote_code, device=spec, settings=settings))
     wanted: dict[str, Any] = {
         "trust": trust_remote_code,
         "device": settings.get("device"),
