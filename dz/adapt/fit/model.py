@@ -24,9 +24,9 @@ class SplitRow:
     of the memory that dz may use, without weights, workspace and activations.
 
     `per_token` and `per_sequence` are what one device keeps of a sequence of its group. `longest` is the longest
-    context of one sequence, `bound` says what limits it. `spread` is the same with a cache that no heads divide cut by context.
-    `experts_fp8` are the experts held as FP8 instead, `whole_matrices` what is added if matrices too small to be
-    worth cutting (a router, projections to a latent) stay whole."""
+    context of one sequence, `bound` says what limits it. `spread` is the same with the parts of the cache that no
+    heads divide cut by context. `experts_fp8` are the experts held as FP8 instead, `whole_matrices` what is added if
+    the routers stay whole."""
 
     name: str
     tp: int
