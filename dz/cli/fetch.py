@@ -12,7 +12,7 @@ from dz.cli import output
 from dz.cli.common import resolve_settings
 from dz.cli.options import DryRun, Force, Model, Revision, Workspace
 from dz.cli.progress import size
-from dz.errors import EnvironmentFailure
+from dz.errors import EnvironmentFailure, UsageError
 
 if TYPE_CHECKING:
     from dz.hub.acquire import Fetched, Preview, Request
@@ -67,6 +67,12 @@ def fetch(
     Prints the folder. With an index only the shards that it names are fetched; other weight files are listed."""
     from dz.hub import acquire
 
+    if verify:
+        given = {
+            "--include": include, "--exclude": exclude, "--local-dir": local_dir, "--metadata": metadata,
+            "--dry-run": dry_run, "--force": force,
+        }  # fmt: skip
+        return _verify(model, revision, workspace, [flag for flag, value in given.items() if value])
     settings = resolve_settings({"workspace": workspace})
     request = acquire.Request(
         model=model,
@@ -85,6 +91,30 @@ def fetch(
     if dry_run:
         return _show_preview(acquire.preview(request, workspace=base, progress=progress), request)
     return _show(acquire.fetch(request, workspace=base, progress=progress), model)
+
+
+def _verify(model: str, revision: str | None, workspace: str | None, given: list[str]) -> int:
+    from dz import hub
+
+    if given:
+        why = "--verify reads what is here and fetches nothing"
+        raise UsageError(f"{given[0]} with --verify", why, f"dz fetch {model} --verify", code="verify_alone")
+    out = output.get()
+    base = Path(resolve_settings({"workspace": workspace}).get("workspace")).absolute()
+    found = hub.audit(model, revision, workspace=base, progress=out.progress())
+    for text in found.notes:
+        out.note(text)
+    for fault in found.faults:
+        out.line(f"{fault.file}: {fault.text}")
+    found.refuse()
+    more = f", {found.recorded} hashed for the first time" if found.recorded else ""
+    out.note(
+        f"verify: {found.files} files are right ({size(found.read)} read, {found.compared} files compared with their "
+        f"hash{more}; {found.tensors:,} tensors where index and headers place them)"
+    )
+    out.document(found.document({"model": model}))
+    out.result(found.folder)
+    return 0
 
 
 def _show(done: Fetched, model: str) -> int:

@@ -189,7 +189,9 @@ def broken(where: str, faults: Sequence[Fault], next: str, *, shards: int = 0) -
     if len(faults) > 10:
         why += f"; and {len(faults) - 10} more"
     if gone:
-        what = f"incomplete download: {len(gone)} of {max(shards, len(gone))} weight files of {where} are missing"
+        weights = [f for f in gone if is_weight(f.file)]
+        n = f"{len(weights)} of {max(shards, len(weights))} weight files" if weights else f"{len(gone)} files"
+        what = f"incomplete download: {n} of {where} are missing"
         return BrokenCheckpoint(what, why, next, code="incomplete", faults=faults)
     files = len({f.file for f in faults})
     what = f"{where} has {len(faults)} fault{'s' * (len(faults) > 1)} in {files} file{'s' * (files > 1)}"

@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from dz.hub.acquire import Fetched, Preview, Request, fetch, preview
     from dz.hub.again import recheck
+    from dz.hub.auditing import Audit, audit
     from dz.hub.lock import Lock
     from dz.hub.lookup import resolve, resolve_lock
     from dz.hub.verify import Findings, examine
 
 _HOME = {
     "Fetched": "acquire",
+    "Audit": "auditing",
     "Preview": "acquire",
     "Request": "acquire",
+    "audit": "auditing",
     "fetch": "acquire",
     "preview": "acquire",
     "Lock": "lock",
@@ -27,11 +30,13 @@ _HOME = {
 }
 
 __all__ = [
+    "Audit",
     "Fetched",
     "Findings",
     "Lock",
     "Preview",
     "Request",
+    "audit",
     "examine",
     "fetch",
     "preview",

@@ -24,7 +24,7 @@ def compare(path: Path, entry: FileEntry, advance: Callable[[int], None] = lambd
     `advance` is told the bytes read. A blob id is the sha1 of "blob SIZE\\0" and the content (git's object format)."""
     size = path.stat().st_size
     if size != entry.size:
-        return "", f"{size:,} bytes, the hub lists {entry.size:,}"
+        return "", f"{size:,} bytes, it should have {entry.size:,}"
     sha256, blob = hashlib.sha256(), hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     by_blob = not entry.sha256 and bool(_GIT.fullmatch(entry.etag))
     with path.open("rb") as f:
@@ -35,7 +35,7 @@ def compare(path: Path, entry: FileEntry, advance: Callable[[int], None] = lambd
             advance(len(chunk))
     found = sha256.hexdigest()
     if entry.sha256 and found != entry.sha256:
-        return found, f"sha256 {found[:16]}..., the hub lists {entry.sha256[:16]}..."
+        return found, f"sha256 {found[:16]}..., it should be {entry.sha256[:16]}..."
     if by_blob and blob.hexdigest() != entry.etag:
-        return found, f"git blob {blob.hexdigest()[:16]}..., the hub lists {entry.etag[:16]}..."
+        return found, f"git blob {blob.hexdigest()[:16]}..., it should be {entry.etag[:16]}..."
     return found, ""

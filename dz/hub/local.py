@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from dz.core.index import Fault, broken
 from dz.core.protocols import Progress, Silent
 from dz.core.source import FileEntry, Source
 from dz.core.workspace import root
-from dz.errors import UsageError
+from dz.errors import Refused, UsageError
 from dz.hub import lock as locks
+from dz.hub.known import commits
 from dz.hub.lock import Ignored, Lock
 from dz.hub.names import Model
 from dz.hub.remote_code import foreign_code
@@ -35,8 +39,10 @@ def register(
     paths = listing(folder, skip=workspace or root())
     if not paths:
         raise UsageError(f"{folder} is empty", "no file to register", "dz fetch org/name", code="empty_folder")
-    source = _source(folder, paths)
+    source = _remember(source_of(folder, paths), locks.of_folder_name(folder, workspace))
     known = locks.of_folder(source, workspace)
+    if known and not force:
+        _refuse_broken(known)
     if known and not force and _same(known, source) and (known.complete or not strict):
         return known, True
     findings = examine(folder, paths, progress=progress or Silent())
@@ -51,14 +57,15 @@ def register(
         ignored=tuple(
             Ignored(path=p, size=(folder / p).stat().st_size, why=why) for p, why in findings.layout.ignored.items()
         ),
-        notes=findings.notes,
+        notes=(*findings.notes, *_mixed(folder, paths)),
         stamps=stamps(source),
     )
     locks.write(lock, workspace, inputs={"model": str(folder)})
     return lock, False
 
 
-def _source(folder: Path, paths: tuple[str, ...]) -> Source:
+def source_of(folder: Path, paths: tuple[str, ...]) -> Source:
+    """The source that a folder with these files is now; its hashes are not known."""
     files = tuple(FileEntry(path=p, size=_size(folder / p)) for p in paths)
     return Source(
         name=str(folder),
@@ -68,6 +75,37 @@ def _source(folder: Path, paths: tuple[str, ...]) -> Source:
         code_hash=code_hash(folder, (p for p in paths if (folder / p).is_file())),
         files=files,
     )
+
+
+def _remember(source: Source, before: Sequence[Lock]) -> Source:
+    """The source with the sha256 of each file that nobody wrote to since an earlier lock of the folder knew it."""
+    known = {f.path: f for lock in reversed(before) for f in lock.unchanged().values()}
+
+    def hashed(f: FileEntry) -> FileEntry:
+        old = known.get(f.path)
+        return old if old and old.size == f.size else f
+
+    return replace(source, files=tuple(hashed(f) for f in source.files))
+
+
+def _refuse_broken(lock: Lock) -> None:
+    """What a verification found broken is refused until it is written to again."""
+    still = [p for p in lock.broken if p in lock.stamps and not lock.differs(p)]
+    if still:
+        raise Refused(
+            f"{len(still)} files of {lock.label} were found broken by `dz fetch --verify`",
+            ", ".join(still[:5]) + (f" and {len(still) - 5} more" if len(still) > 5 else ""),
+            f"mend or fetch these files again; if they are meant to be so: dz fetch {lock.label} --force",
+            code="broken_files",
+        )
+
+
+def _mixed(folder: Path, paths: Sequence[str]) -> list[str]:
+    by_commit = Counter(commits(folder, paths).values())
+    if len(by_commit) < 2:
+        return []
+    listed = ", ".join(f"{n} of {commit[:8]}" for commit, n in sorted(by_commit.items()))
+    return [f"files of {len(by_commit)} different commits: {listed}"]
 
 
 def _size(path: Path) -> int:

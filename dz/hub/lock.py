@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,9 +63,18 @@ class Lock:
         """`org/name@rev8`, which picks this lock among several; a folder's path."""
         return f"{self.source.name}@{self.source.rev8}" if self.source.commit else self.source.name
 
+    @property
+    def again(self) -> str:
+        """The command that makes the source whole again."""
+        return f"dz fetch {self.label}{' --metadata' if self.source.headers else ''}"
+
     def changed(self) -> list[str]:
         """What differs on disk from the lock, one finding for each file, without reading a file's content."""
         return [found for f in self.source.files if (found := self._differs(f))]
+
+    def differs(self, path: str) -> str:
+        """What differs from the lock for one of its files, without reading its content; empty: nothing."""
+        return next((self._differs(f) for f in self.source.files if f.path == path), f"{path} is not in the lock")
 
     def spoilt(self) -> list[str]:
         """The files that are gone, were written to after they were checked, or were found broken."""
@@ -113,9 +123,7 @@ def read(path: Path) -> Lock:
 
 def of_name(name: str, base: Path | None = None) -> list[Lock]:
     """The locks of one repository, newest first."""
-    folder = base or root()
-    found = sorted(folder.glob(f"{name.replace('/', '--')}@*/fetch.json"), key=lambda p: p.stat().st_mtime_ns)
-    return [lock for lock in map(read, reversed(found)) if lock.source.name == name]
+    return [lock for lock in _all(f"{name.replace('/', '--')}@*", base) if lock.source.name == name]
 
 
 def of_folder(source: Source, base: Path | None = None) -> Lock | None:
@@ -123,6 +131,28 @@ def of_folder(source: Source, base: Path | None = None) -> Lock | None:
     path = Workspace.of(source, base).fetch
     lock = read(path) if path.is_file() else None
     return lock if lock and lock.source.folder == source.folder and lock.source.name == source.name else None
+
+
+def of_folder_name(folder: Path, base: Path | None = None) -> list[Lock]:
+    """The locks of a folder that was registered in place, whatever was in it, newest first."""
+    return [k for k in _all(f"{glob.escape(folder.name)}@*", base) if k.source.path == folder and not k.source.commit]
+
+
+def of_place(folder: Path, base: Path | None = None) -> list[Lock]:
+    """Every lock whose files lie in this folder, newest first: fetched ones before those of the folder as such."""
+    found = [k for k in _all("*@*", base) if k.source.path.resolve() == folder.resolve()]
+    return sorted(found, key=lambda k: not k.source.commit)
+
+
+def _all(pattern: str, base: Path | None) -> list[Lock]:
+    found = sorted((base or root()).glob(f"{pattern}/fetch.json"), key=lambda p: p.stat().st_mtime_ns)
+    return [read(p) for p in reversed(found)]
+
+
+def rewrite(lock: Lock, base: Path | None = None) -> None:
+    """Write a lock in place of the one that is there; what was asked for at its making stays as it is."""
+    path = Workspace.of(lock.source, base).fetch
+    write(lock, base, inputs=jsonio.read(path)["inputs"])
 
 
 def names(base: Path | None = None) -> list[str]:

@@ -38,13 +38,7 @@ def resolve_lock(model: str, *, workspace: Path | None = None, headers: bool = F
                 code="ambiguous_model",
             )
         return register(wanted, workspace)[0]
-    found = locks.of_name(wanted.name, workspace)
-    fitting = matching(found, wanted.revision)
-    if not fitting:
-        raise _unknown(wanted, found, workspace)
-    if len(fitting) > 1:
-        raise ambiguous(wanted, fitting)
-    lock = fitting[0]
+    lock = the_lock(wanted, workspace)
     _refuse_broken(lock)
     _refuse_changed(lock)
     if lock.source.headers and not headers:
@@ -58,12 +52,23 @@ def resolve_lock(model: str, *, workspace: Path | None = None, headers: bool = F
     return lock
 
 
+def the_lock(wanted: Model, workspace: Path | None = None) -> Lock:
+    """The one lock that a repository's name and revision mean. Raises UsageError where there is none, or several."""
+    found = locks.of_name(wanted.name, workspace)
+    fitting = matching(found, wanted.revision)
+    if not fitting:
+        raise _unknown(wanted, found, workspace)
+    if len(fitting) > 1:
+        raise ambiguous(wanted, fitting)
+    return fitting[0]
+
+
 def _refuse_broken(lock: Lock) -> None:
     if lock.broken:
         raise Refused(
             f"{len(lock.broken)} files of {lock.label} were found broken by `dz fetch --verify`",
             ", ".join(lock.broken[:5]) + (f" and {len(lock.broken) - 5} more" if len(lock.broken) > 5 else ""),
-            f"dz fetch {lock.label}: it fetches these alone again",
+            f"{lock.again}: it fetches these alone again",
             code="broken_files",
         )
 
@@ -75,7 +80,7 @@ def _refuse_changed(lock: Lock) -> None:
         raise Refused(
             f"{lock.label} changed since it was fetched: {len(changed)} of {len(lock.source.files)} files",
             "; ".join(changed[:5]) + more,
-            f"dz fetch {lock.label}",
+            lock.again,
             code="changed",
         )
 

@@ -40,8 +40,8 @@ def part_beside(path: Path, entry: FileEntry) -> Path:
 
 @contextmanager
 def opened(part: Path, entry: FileEntry, stop: threading.Event) -> Iterator[tuple[BinaryIO, int]]:
-    """(the part, open for appending and held against other processes; its bytes). Waits for who holds it already, and
-    when that one completed it and moved it on, the part counts as whole. Raises Stopped when `stop` is set meanwhile."""
+    """(the part, open for appending and held against other processes; its bytes). Waits for who holds it already; a
+    part that this one completed and moved on counts as whole. Raises Stopped when `stop` is set meanwhile."""
     part.parent.mkdir(parents=True, exist_ok=True)
     with part.open("ab") as f:
         while True:

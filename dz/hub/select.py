@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from dz.core.index import Fault, Layout, choose, is_weight
 from dz.core.source import FileEntry
-from dz.errors import UsageError
+from dz.errors import Refused, UsageError
 from dz.hub.lock import Ignored
 from dz.hub.verify import unread_formats
 
@@ -36,16 +36,16 @@ def select(
     """Choose among a listing. `read(path)` gives an index; `keep` are files that an earlier fetch already chose.
 
     Everything is wanted but weights that nothing reads: with an index only what it names, and no other formats. A glob
-    never brings such a file back; `--include` with its exact path does."""
+    never brings such a file back; `--include` with its exact path does. With several indexes of one rank the globs say
+    which one is meant."""
     sizes = {f.path: f.size for f in files}
-    layout = choose(sizes, read)
+    layout = _layout([p for p in sizes if _chosen(p, include, exclude)], sizes, read)
     ignored = {p: why for p, why in layout.ignored.items() if p not in include and p not in keep}
     wanted, left_out = [], set()
     for f in files:
         if f.path in ignored:
             continue
-        chosen = (not include or _matches(f.path, include)) and not _matches(f.path, exclude)
-        if chosen or f.path in keep:
+        if _chosen(f.path, include, exclude) or f.path in keep:
             wanted.append(f)
         else:
             left_out.add(f.path)
@@ -64,6 +64,20 @@ def select(
         layout=layout,
         faults=tuple(_faults(sizes, layout, bool(include))),
     )
+
+
+def _layout(picked: Sequence[str], sizes: Mapping[str, int], read: Callable[[str], bytes]) -> Layout:
+    """The weights among all files; where the repository alone leaves that open, among those that the globs pick."""
+    try:
+        return choose(sizes, read)
+    except Refused:
+        if len(picked) == len(sizes):
+            raise
+    return choose(picked, read)
+
+
+def _chosen(path: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    return (not include or _matches(path, include)) and not _matches(path, exclude)
 
 
 def _matches(path: str, globs: Sequence[str]) -> bool:

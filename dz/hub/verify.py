@@ -11,7 +11,6 @@ from dz.core.headers import Header, lfs_stub, read_header
 from dz.core.index import INDEX_SUFFIX, Fault, Layout, broken, choose, is_weight, shard_faults
 from dz.core.protocols import Progress, Silent
 from dz.errors import Refused
-from dz.hub.stamp import NOTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,10 +156,6 @@ def _notes(folder: Path, paths: Sequence[str], layout: Layout, size: int | None)
         notes.append("no weight files")
     if layout.total_size is not None and size is not None and layout.total_size != size:
         notes.append(f"{layout.index} claims {layout.total_size:,} bytes, the headers hold {size:,}")
-    commits = _commits(folder, paths)
-    if len(commits) > 1:
-        listed = ", ".join(f"{len(files)} of {commit[:8]}" for commit, files in sorted(commits.items()))
-        notes.append(f"files of {len(commits)} different commits: {listed}")
     return notes
 
 
@@ -169,16 +164,3 @@ def ignored_note(ignored: dict[str, str]) -> str:
     shown = ", ".join(f"{path} ({why})" for path, why in list(ignored.items())[:3])
     more = f" and {len(ignored) - 3} more" if len(ignored) > 3 else ""
     return f"not read: {shown}{more}"
-
-
-def _commits(folder: Path, paths: Sequence[str]) -> dict[str, list[str]]:
-    """The files by the commit that the hub client noted when it wrote them (folders fetched with a local dir)."""
-    out: dict[str, list[str]] = {}
-    if not (folder / NOTES).is_dir():
-        return out
-    for path in paths:
-        note = folder / NOTES / f"{path}.metadata"
-        if note.is_file():
-            commit = note.read_text("utf-8").partition("\n")[0].strip()
-            out.setdefault(commit, []).append(path)
-    return out

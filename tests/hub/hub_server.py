@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -33,6 +34,7 @@ class Repo:
     gated: bool = False
     token: str = ""  # set: private, and only this token may read
     renamed_to: str = ""
+    moved_to: str = ""  # set: every route answers with a redirect to the repository of this name
 
     def commit_of(self, revision: str) -> str | None:
         return self.refs.get(revision) or (revision if revision in self.commits else None)
@@ -41,13 +43,17 @@ class Repo:
 @dataclass
 class Fault:
     """What happens to requests for one file: `status`, `cut` (the connection ends in the middle), `flip` (one bit),
-    `short` (the body lacks its last byte and says so). Applies `times` times."""
+    `short` (the body lacks its last byte and says so), `slow` (nothing comes for `seconds`), `whole` (a range is not
+    heeded), `longer` (the file has one byte more than the hub lists), `away` (a redirect to a host where nobody is).
+    Applies `times` times."""
 
     path: str
     kind: str
     times: int = 1
     status: int = 500
     method: str = "GET"
+    seconds: float = 0.0
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -104,10 +110,10 @@ class HubServer:
     def fault(self, path: str, kind: str, times: int = 1, **more) -> None:
         self.faults.append(Fault(path, kind, times, **more))
 
-    def take_fault(self, path: str, method: str) -> Fault | None:
+    def take_fault(self, path: str, method: str, kinds: tuple[str, ...] = ()) -> Fault | None:
         with self.lock:
             for f in self.faults:
-                if f.path == path and f.times > 0 and f.method == method:
+                if f.path == path and f.times > 0 and f.method == method and (not kinds or f.kind in kinds):
                     f.times -= 1
                     return f
         return None
@@ -139,6 +145,10 @@ class _Handler(BaseHTTPRequestHandler):
         with self.hub.lock:
             auth = self.headers.get("Authorization", "")
             self.hub.requests.append(Request(self.command, path, self.headers.get("Range", ""), auth))
+        if m := re.match(r"(?:/api/models)?/([^/]+/[^/]+)(/|$)", path):
+            repo = self.hub.repos.get(m[1])
+            if repo and repo.moved_to:
+                return self.send(307, b"", {"Location": self.path.replace(m[1], repo.moved_to, 1)})
         if m := re.fullmatch(r"/api/models/([^/]+/[^/]+)(?:/revision/(.+))?", path):
             self.info(m[1], m[2] or "main")
         elif m := re.fullmatch(r"/api/models/([^/]+/[^/]+)/tree/([^/]+)/?", path):
@@ -149,6 +159,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.content(self.hub.blobs[m[1]], m[2], {"ETag": f'"{m[1]}"'})
         else:
             self.refuse(404, "", "no such route")
+        return None
 
     def reach(self, name: str, revision: str) -> tuple[Repo, str] | None:
         """The repository and commit, or None after the refusal was sent."""
@@ -195,9 +206,12 @@ class _Handler(BaseHTTPRequestHandler):
         return out
 
     def resolve(self, name: str, revision: str, path: str) -> None:
-        fault = self.hub.take_fault(path, self.command)
+        kinds = ("status", "away") if path.endswith(LFS_ENDINGS) else ()  # the others happen where the bytes come from
+        fault = self.hub.take_fault(path, self.command, kinds)
         if fault and fault.kind == "status":
-            return self.refuse(fault.status, "EntryNotFound" if fault.status == 404 else "", "on demand")
+            return self.refuse(fault.status, "EntryNotFound" if fault.status == 404 else "", "on demand", fault.headers)
+        if fault and fault.kind == "away":
+            return self.send(302, b"", {"Location": "http://127.0.0.1:9/nobody"})
         if not (found := self.reach(name, revision)):
             return None
         repo, commit = found
@@ -218,10 +232,17 @@ class _Handler(BaseHTTPRequestHandler):
     def content(self, content: bytes, path: str, headers: dict[str, str], fault: Fault | None = None) -> None:
         fault = fault or self.hub.take_fault(path, self.command)
         if fault and fault.kind == "status":
-            return self.refuse(fault.status, "", "on demand")
+            return self.refuse(fault.status, "", "on demand", fault.headers)
         status = 200
-        if m := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
-            begin, end = int(m[1]), int(m[2]) + 1 if m[2] else len(content)
+        if fault and fault.kind == "slow":
+            time.sleep(fault.seconds)
+        if fault and fault.kind == "longer":
+            content += b"x"
+        whole = fault and fault.kind == "whole"
+        if not whole and (m := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))):
+            begin, end = int(m[1]), min(int(m[2]) + 1, len(content)) if m[2] else len(content)
+            if begin >= len(content):
+                return self.refuse(416, "", "no such range")
             headers = {**headers, "Content-Range": f"bytes {begin}-{end - 1}/{len(content)}"}
             content, status = content[begin:end], 206
         if fault and fault.kind == "flip":
@@ -235,8 +256,8 @@ class _Handler(BaseHTTPRequestHandler):
     def json(self, value: object, headers: dict[str, str] | None = None) -> None:
         self.send(200, json.dumps(value).encode(), {"Content-Type": "application/json", **(headers or {})})
 
-    def refuse(self, status: int, code: str, text: str) -> None:
-        headers = {"X-Error-Message": text} | ({"X-Error-Code": code} if code else {})
+    def refuse(self, status: int, code: str, text: str, more: dict[str, str] | None = None) -> None:
+        headers = {"X-Error-Message": text, **(more or {})} | ({"X-Error-Code": code} if code else {})
         self.send(status, json.dumps({"error": text}).encode(), {"Content-Type": "application/json", **headers})
 
     def send(self, status: int, body: bytes, headers: dict[str, str], *, cut: bool = False) -> None:
