@@ -139,7 +139,7 @@ def main() -> None:
     dz_command = [sys.executable, "-m", "dz", "serve", folder, "--dtype", "float32", "--port", "8741"]
     peer_command = [str(Path(sys.executable).parent / "transformers"), "serve", folder, *PEER, "--port", "8742"]
     os.environ["HF_HUB_OFFLINE"] = "1"
-    dz = start(dz_command, dz_url, logs / "serve_cpu.dz.log")
+    served = start(dz_command, dz_url, logs / "serve_cpu.dz.log")
     peer = start(peer_command, peer_url, logs / "serve_cpu.peer.log")
     upstream = Upstream(folder, threads)
     rates: dict[str, list[float]] = {}
@@ -155,7 +155,7 @@ def main() -> None:
                 rates.setdefault(f"transformers serve c{concurrency}", []).append(n / seconds)
             print({k: round(v[-1], 1) for k, v in rates.items()}, flush=True)
     finally:
-        dz.terminate(), peer.terminate(), dz.wait(), peer.wait()
+        served.terminate(), peer.terminate(), served.wait(), peer.wait()
     median = {k: statistics.median(v) for k, v in rates.items()}
     document = {
         "what": f"tokens per second, {RATED} chat prompts x {SHORT} greedy tokens, float32, CPU",
