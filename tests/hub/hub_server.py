@@ -129,6 +129,7 @@ class HubServer:
 class _Handler(BaseHTTPRequestHandler):
     hub: HubServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or each small answer waits 40 ms for the client's acknowledgement
 
     def log_message(self, *_: object) -> None:
         pass
