@@ -30,22 +30,20 @@ from dz.kernels.common.tuned import Tunable, processors
 
 LARGEST = 8192
 _SPACE = [
-    {"unroll": u, "warps": w, "sample": s, "cut_warps": c, "programs": p}
+    {"unroll": u, "warps": w, "stages": s, "cut_warps": c, "programs": p}
     for u, w, s, c, p in (
-        (8, 4, 4096, 16, 2),
-        (16, 4, 4096, 16, 2),
-        (4, 4, 4096, 8, 4),
-        (8, 8, 4096, 16, 2),
-        (16, 8, 4096, 16, 1),
-        (8, 4, 4096, 8, 4),
-        (16, 4, 4096, 32, 4),
-        (32, 4, 4096, 16, 4),
-        (16, 16, 4096, 32, 2),
+        (8, 4, 2, 8, 4),
+        (8, 4, 1, 8, 4),
+        (8, 4, 3, 4, 4),
+        (16, 4, 1, 8, 4),
+        (8, 2, 2, 8, 8),
+        (4, 8, 2, 16, 2),
+        (4, 4, 2, 16, 4),
     )
 ]
 TUNE = Tunable(
     "index_topk/triton",
-    {"unroll": 8, "warps": 4, "sample": 4096, "cut_warps": 16, "programs": 2},
+    {"unroll": 8, "warps": 4, "stages": 3, "sample": 4096, "cut_warps": 4, "programs": 4},
     {"default": _SPACE, "few": _SPACE},
 )
 
@@ -68,13 +66,13 @@ def _score(key):
 
 
 @triton.jit
-def _bisect(key, want, slack):
-    """The largest key found with between `want` and `want + slack` keys at or above it; with ties, the exact one."""
-    low = tl.full([], 0, tl.uint32)
-    high = tl.max(key, 0) + 1
+def _search(key, low, want, slack):
+    """The largest key found with between `want` and `want + slack` keys at or above it; with ties, the exact one. At
+    least `want` are at or above `low`."""
+    high = tl.max(key) + 1
     while high - low > 1:
         mid = low + (high - low) // 2
-        n = tl.sum((key >= mid).to(tl.int32), 0)
+        n = tl.sum((key >= mid).to(tl.int32))
         enough = n >= want
         done = enough & (n <= want + slack)
         low = tl.where(enough, mid, low)
@@ -83,21 +81,19 @@ def _bisect(key, want, slack):
 
 
 @triton.jit
-def _chosen(key, place, k):
-    """Of `key` (0: no entry), which are among the k largest, the lowest places on ties; and the k-th."""
-    kth = _bisect(key, k, 0)
-    above = key > kth
+def _ties(key, place, kth, k):
+    """The place below which an equal of the k-th key is among the k."""
     equal = key == kth
-    room = k - tl.sum(above.to(tl.int32), 0)
+    room = k - tl.sum((key > kth).to(tl.int32))
     low = 0
     high = 2147483647
-    if tl.sum(equal.to(tl.int32), 0) > room:  # the place up to which exactly `room` of the equal ones lie
+    if tl.sum(equal.to(tl.int32)) > room:  # the place up to which exactly `room` of the equal ones lie
         while high - low > 1:
             mid = low + (high - low) // 2
-            enough = tl.sum((equal & (place < mid)).to(tl.int32), 0) >= room
+            enough = tl.sum((equal & (place < mid)).to(tl.int32)) >= room
             high = tl.where(enough, mid, high)
             low = tl.where(enough, low, mid)
-    return above | (equal & (place < high)), kth
+    return high
 
 
 @triton.jit
@@ -115,14 +111,49 @@ def _sample(scores, starts, ends, thresholds, k, score_stride, enough, SAMPLE: t
         key = tl.where(inside, _key(bits), 0)
         share = tl.sum(inside.to(tl.int32), 0) * (k * 1.0 / (end - start).to(tl.float32))
         want = (share + 4.0 * tl.sqrt(share) + 2.0).to(tl.int32)
-        threshold = _score(_bisect(key, want, want // 8))
+        threshold = _score(_search(key, tl.full([], 0, tl.uint32), want, want // 8))
     tl.store(thresholds + i, threshold)
+
+
+@triton.jit
+def _keep(x, at, inside, filled, home, threshold, LANES: tl.constexpr, ROOM: tl.constexpr):
+    """Append what passes; `filled` is where each thread's next entry goes: lane + LANES * (entries so far)."""
+    take = inside & ((x < threshold) == 0)
+    entry = (x.to(tl.int32, bitcast=True).to(tl.int64) << 32) | at
+    tl.store(home + filled, entry, mask=take & (filled < ROOM * LANES))
+    return tl.where(take, filled + LANES, filled)
+
+
+@triton.jit
+def _quads(
+    row, base, start, end, filled, home, threshold,
+    LANES: tl.constexpr, UNROLL: tl.constexpr, ROOM: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """UNROLL times four neighbouring scores for each thread."""
+    lane = tl.arange(0, LANES)
+    tiles = ()
+    for u in tl.static_range(UNROLL):
+        at = base + u * (LANES * 4) + lane[:, None] * 4 + tl.arange(0, 4)[None, :]
+        if WHOLE:
+            tiles = tiles + (tl.load(row + at),)
+        else:
+            tiles = tiles + (tl.load(row + at, mask=(at >= start) & (at < end), other=0.0),)
+    for u in tl.static_range(UNROLL):
+        even, odd = tl.split(tl.reshape(tiles[u], [LANES, 2, 2]))
+        x0, x2 = tl.split(even)
+        x1, x3 = tl.split(odd)
+        four = (x0, x1, x2, x3)
+        for q in tl.static_range(4):
+            at = base + (u * (LANES * 4) + q) + lane * 4
+            inside = (lane >= 0) if WHOLE else (at >= start) & (at < end)
+            filled = _keep(four[q], at, inside, filled, home, threshold, LANES, ROOM)
+    return filled
 
 
 @triton.jit
 def _collect(
     scores, starts, ends, thresholds, entries, counts, k, score_stride,
-    SPLIT: tl.constexpr, LANES: tl.constexpr, UNROLL: tl.constexpr, ROOM: tl.constexpr,
+    SPLIT: tl.constexpr, LANES: tl.constexpr, UNROLL: tl.constexpr, ROOM: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Every SPLIT-th tile of a row. Entries [row, split, ROOM, LANES]: score bits above, position below."""
     i = tl.program_id(0)
@@ -132,28 +163,31 @@ def _collect(
     threshold = tl.load(thresholds + i)
     row = scores + i.to(tl.int64) * score_stride
     lane = tl.arange(0, LANES)
-    home = entries + part * (ROOM * LANES) + lane
-    filled = tl.zeros([LANES], tl.int32)
+    home = entries + part * (ROOM * LANES)
+    filled = lane
     if end - start > k:
-        step: tl.constexpr = LANES * UNROLL
-        for base in range(start // 32 * 32 + tl.program_id(1) * step, end, SPLIT * step):
-            tile = ()
-            for u in tl.static_range(UNROLL):
-                at = base + u * LANES + lane
-                tile = tile + (tl.load(row + at, mask=(at >= start) & (at < end), other=0.0),)
-            for u in tl.static_range(UNROLL):
-                at = base + u * LANES + lane
-                take = (at >= start) & (at < end) & ((tile[u] < threshold) == 0)
-                entry = (tile[u].to(tl.int32, bitcast=True).to(tl.int64) << 32) | at
-                tl.store(home + filled * LANES, entry, mask=take & (filled < ROOM))
-                filled += take.to(tl.int32)
-    tl.store(counts + part * LANES + lane, filled)
+        step: tl.constexpr = LANES * UNROLL * 4
+        origin = start // 32 * 32
+        tiles = (end - origin + step - 1) // step
+        first = (origin < start).to(tl.int32)  # tiles that are whole: first to last
+        last = (end - origin) // step
+        mine = tl.program_id(1)
+        for t in tl.range(tl.where(mine < first, mine + SPLIT, mine), last, SPLIT, num_stages=STAGES):
+            base = origin + t * step
+            filled = _quads(row, base, start, end, filled, home, threshold, LANES, UNROLL, ROOM, True)
+        for edge in range(2):
+            t = tl.where(edge == 0, 0, last)
+            cut = tl.where(edge == 0, first == 1, (last < tiles) & (last >= first))
+            if cut & (t % SPLIT == mine):
+                base = origin + t * step
+                filled = _quads(row, base, start, end, filled, home, threshold, LANES, UNROLL, ROOM, False)
+    tl.store(counts + part * LANES + lane, filled // LANES)
 
 
 @triton.jit
 def _finish(
-    starts, ends, entries, counts, out, flags, k,
-    SPLIT: tl.constexpr, LANES: tl.constexpr, ROOM: tl.constexpr, WIDTH: tl.constexpr,
+    starts, ends, thresholds, entries, counts, out, flags, k,
+    SPLIT: tl.constexpr, LANES: tl.constexpr, ROOM: tl.constexpr, THREADS: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     i = tl.program_id(0)
     start = tl.load(starts + i)
@@ -164,15 +198,20 @@ def _finish(
         o = tl.arange(0, WIDTH)
         tl.store(line + o, tl.where(o < length, start + o, -1), mask=o < k)
     else:
-        at = tl.arange(0, SPLIT * ROOM * LANES)
+        each: tl.constexpr = SPLIT * ROOM * LANES // THREADS
+        at = tl.arange(0, THREADS)[:, None] + tl.arange(0, each)[None, :] * THREADS
         count = tl.load(counts + (i * SPLIT + at // (ROOM * LANES)) * LANES + at % LANES)
         held = at // LANES % ROOM < count
-        entry = tl.load(entries + i.to(tl.int64) * (SPLIT * ROOM * LANES) + at, mask=held, other=0)
-        bad = ((tl.max(count, 0) > ROOM) | (tl.sum(held.to(tl.int32), 0) < k)).to(tl.int32)
+        bad = ((tl.max(count) > ROOM) | (tl.sum(held.to(tl.int32)) < k)).to(tl.int32)
         if bad == 0:
-            place = entry.to(tl.int32)
-            keep, _ = _chosen(tl.where(held, _key((entry >> 32).to(tl.int32)), 0), place, k)
-            rank = tl.cumsum(keep.to(tl.int32), 0) - 1
+            word = (entries + i.to(tl.int64) * (SPLIT * ROOM * LANES)).to(tl.pointer_type(tl.int32), bitcast=True)
+            key = tl.where(held, _key(tl.load(word + 2 * at + 1, mask=held, other=0)), 0)
+            kth = _search(key, _key(tl.load(thresholds + i).to(tl.int32, bitcast=True)), k, 0)
+            place = tl.load(word + 2 * at, mask=key >= kth, other=0)  # read late: registers
+            keep = (key > kth) | ((key == kth) & (place < _ties(key, place, kth, k)))
+            flag = keep.to(tl.int32)
+            mine = tl.sum(flag, 1)
+            rank = (tl.cumsum(mine, 0) - mine)[:, None] + tl.cumsum(flag, 1) - 1
             tl.store(line + rank, place, mask=keep)
     tl.store(flags + i, bad)
 
@@ -184,7 +223,9 @@ def _cut(values, places, filled, k, CAP: tl.constexpr):
     at = tl.arange(0, CAP)
     x = tl.load(values + at, mask=at < filled, other=0.0)
     place = tl.load(places + at, mask=at < filled, other=0)
-    keep, kth = _chosen(tl.where(at < filled, _key(x.to(tl.int32, bitcast=True)), 0), place, k)
+    key = tl.where(at < filled, _key(x.to(tl.int32, bitcast=True)), 0)
+    kth = _search(key, tl.full([], 0, tl.uint32), k, 0)
+    keep = (key > kth) | ((key == kth) & (place < _ties(key, place, kth, k)))
     rank = tl.cumsum(keep.to(tl.int32), 0) - 1
     tl.debug_barrier()
     tl.store(values + rank, x, mask=keep)
@@ -195,34 +236,35 @@ def _cut(values, places, filled, k, CAP: tl.constexpr):
 
 @triton.jit
 def _repair(
-    scores, starts, ends, entries, flags, out, k, score_stride, entry_stride,
+    scores, starts, ends, entries, flags, out, k, n_rows, score_stride, entry_stride,
     CAP: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    i = tl.program_id(0)
-    if tl.load(flags + i) != 0:
-        start = tl.load(starts + i)
-        end = tl.load(ends + i)
-        row = scores + i.to(tl.int64) * score_stride
-        places = (entries + i.to(tl.int64) * entry_stride).to(tl.pointer_type(tl.int32), bitcast=True)
-        values = (entries + i.to(tl.int64) * entry_stride + CAP // 2).to(tl.pointer_type(tl.float32), bitcast=True)
-        threshold = float("-inf")
-        filled = 0
-        for base in range(start, end, BLOCK):
-            at = base + tl.arange(0, BLOCK)
-            x = tl.load(row + at, mask=at < end, other=0.0)
-            take = (at < end) & ((x < threshold) == 0)
-            flag = take.to(tl.int32)
-            count = tl.sum(flag, 0)
-            if filled + count > CAP:
-                threshold = _cut(values, places, filled, k, CAP)
-                filled = k
-            rank = filled + tl.cumsum(flag, 0) - flag
-            tl.store(values + rank, x, mask=take)
-            tl.store(places + rank, at, mask=take)
-            filled += count
-        _cut(values, places, filled, k, CAP)
-        o = tl.arange(0, WIDTH)
-        tl.store(out + i.to(tl.int64) * k + o, tl.load(places + o, mask=o < k, other=0), mask=o < k)
+    for index in range(tl.program_id(0), n_rows, tl.num_programs(0)):
+        i = tl.cast(index, tl.int64)
+        if tl.load(flags + i) != 0:
+            start = tl.load(starts + i)
+            end = tl.load(ends + i)
+            row = scores + i * score_stride
+            places = (entries + i * entry_stride).to(tl.pointer_type(tl.int32), bitcast=True)
+            values = (entries + i * entry_stride + CAP // 2).to(tl.pointer_type(tl.float32), bitcast=True)
+            threshold = float("-inf")
+            filled = 0
+            for base in range(start, end, BLOCK):
+                at = base + tl.arange(0, BLOCK)
+                x = tl.load(row + at, mask=at < end, other=0.0)
+                take = (at < end) & ((x < threshold) == 0)
+                flag = take.to(tl.int32)
+                count = tl.sum(flag, 0)
+                if filled + count > CAP:
+                    threshold = _cut(values, places, filled, k, CAP)
+                    filled = k
+                rank = filled + tl.cumsum(flag, 0) - flag
+                tl.store(values + rank, x, mask=take)
+                tl.store(places + rank, at, mask=take)
+                filled += count
+            _cut(values, places, filled, k, CAP)
+            o = tl.arange(0, WIDTH)
+            tl.store(out + i * k + o, tl.load(places + o, mask=o < k, other=0), mask=o < k)
 
 
 @triton.jit
@@ -255,14 +297,15 @@ def run(scores: Tensor, starts: Tensor, ends: Tensor, k: int, *, ordered: bool =
         )  # fmt: skip
         _collect[(rows, split)](
             scores, starts, ends, thresholds, entries, counts, k, stride,
-            SPLIT=split, LANES=lanes, UNROLL=cfg["unroll"], ROOM=room, num_warps=cfg["warps"],
+            SPLIT=split, LANES=lanes, UNROLL=cfg["unroll"], ROOM=room, STAGES=cfg["stages"], num_warps=cfg["warps"],
         )  # fmt: skip
         _finish[(rows,)](
-            starts, ends, entries, counts, out, flags, k,
-            SPLIT=split, LANES=lanes, ROOM=room, WIDTH=width, num_warps=cfg["cut_warps"],
+            starts, ends, thresholds, entries, counts, out, flags, k,
+            SPLIT=split, LANES=lanes, ROOM=room, THREADS=min(32 * cfg["cut_warps"], split * room * lanes), WIDTH=width,
+            num_warps=cfg["cut_warps"],
         )  # fmt: skip
-        _repair[(rows,)](
-            scores, starts, ends, entries, flags, out, k, stride, entries.stride(0),
+        _repair[(min(rows, processors(scores.device)),)](
+            scores, starts, ends, entries, flags, out, k, rows, stride, entries.stride(0),
             CAP=cap, BLOCK=cap // 2, WIDTH=width, num_warps=16,
         )  # fmt: skip
         if ordered:
