@@ -23,6 +23,8 @@ def make_difference(
     headers, files = weights_of(source)
     say.start("inventory")
     built = build_meta(source, trust=trust)
-    inventory = survey(built, source, headers, registry=registry or Registry.discover(), files=files)
+    inventory = survey(
+        built, source, headers, registry=registry or Registry.discover(), files=files, raw=raw_config(source)
+    )
     say.finish(f"{len(inventory.sites)} sites, {inventory.parameters:,} parameters")
     return difference(built, inventory, index.load(progress=say), raw=raw_config(source))

@@ -124,6 +124,7 @@ def build(base: Basis, *, trust: bool, verify: bool, progress: Progress) -> tupl
         registry=base.registry,
         ignore=base.chain.ignore,
         files=base.files,
+        raw=raw_config(base.source),
     )
     progress.finish(f"{len(inventory.sites)} sites, {inventory.parameters:,} parameters")
     check_sites(wanted, inventory.sites)

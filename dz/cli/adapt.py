@@ -134,6 +134,7 @@ def _notes(inventory: Inventory, plan: Plan) -> list[str]:
     if covered.ignored:
         out.append(f"{len(covered.ignored)} tensors are left unloaded ({sum(covered.ignored.values()):,} bytes)")
     out += [f"broken: {b}" for b in plan.broken_requirements]
+    out += [f"{glob}: {words}" for glob, words in inventory.quantised.items()]
     return out + list(inventory.notes)
 
 

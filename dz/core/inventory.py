@@ -117,7 +117,8 @@ class Coverage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inventory:
-    """A repository, read without loading a weight. `runs` says whose code: "transformers" or "repository"."""
+    """A repository, read without loading a weight. `runs` says whose code: "transformers" or "repository"; `quantised`
+    says by glob over module names whether the files keep them quantised, and which pattern leaves them as they are."""
 
     model: str
     rev8: str
@@ -137,6 +138,7 @@ class Inventory:
     bytes: int
     formats: dict[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    quantised: dict[str, str] = field(default_factory=dict)
 
     def count(self, status: str) -> int:
         """How many sites have this status."""

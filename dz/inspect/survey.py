@@ -12,7 +12,7 @@ from dz.core.headers import TensorInfo
 from dz.core.inventory import Inventory, Match, Mixer, Site, WeightFile
 from dz.core.registry import Registry
 from dz.core.source import Source
-from dz.inspect import glue, mixers
+from dz.inspect import glue, mixers, quantised, scaling
 from dz.inspect.accounting import Books, books
 from dz.inspect.groups import Group, group, ids
 from dz.inspect.places import function_sites
@@ -31,15 +31,18 @@ def survey(
     registry: Registry,
     ignore: Sequence[str] = (),
     files: Sequence[WeightFile] = (),
+    raw: Mapping[str, Any] | None = None,
 ) -> Inventory:
     """The inventory of a model. `headers` are all tensors of the checkpoint, `ignore` globs of tensors that a recipe
-    lets stay unloaded, `files` the weight files. No weight is read."""
+    lets stay unloaded, `files` the weight files, `raw` its config.json. No weight is read."""
     accounts = books(built, headers)
     found, missing = mixers.find(built)
     sites = _module_sites(built, registry, accounts, found)
     sites += function_sites(built, registry)
     covered = coverage(built, dict(headers), list(ignore))
-    notes = [*missing, *_unaccounted(accounts, headers, sites)]
+    notes = [*built.notes, *scaling.notes(built), *missing, *_unaccounted(accounts, headers, sites)]
+    names = (n for n, _ in built.model.named_modules())
+    kept = quantised.by_glob(quantised.flags(raw or {}, headers, accounts.placed, names))
     if not headers:
         notes.append("no weight files are here: parameters are the class's own and unchecked")
     config = built.text_config
@@ -62,6 +65,7 @@ def survey(
         bytes=sum(i.bytes for i in headers.values()),
         formats=_formats(headers),
         notes=tuple(notes),
+        quantised=kept,
     )
 
 

@@ -23,7 +23,8 @@ _REAL_LIMIT = 1 << 22  # elements; larger constant or random tensors are paramet
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`decoder` holds the embeddings, the layers and the final norm; `layers` are its decoder layers, in order."""
+    """`decoder` holds the embeddings, the layers and the final norm; `layers` are its decoder layers, in order; `notes`
+    are what upstream's configuration filled in."""
 
     model: Any
     config: Any
@@ -34,6 +35,7 @@ class Built:
     runs: Literal["transformers", "repository"]
     dtype: torch.dtype
     vision: bool
+    notes: tuple[str, ...] = ()
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -62,7 +64,7 @@ def build_meta(source: Source, *, trust: bool, dtype: torch.dtype | None = None)
     if dtype is None:
         dtype = _stated_dtype(arch.config)
     try:
-        with _parameters_on_meta():
+        with parameters_on_meta():
             model = arch.cls._from_config(arch.config, dtype=dtype)
     except Exception as e:
         raise Refused(
@@ -84,6 +86,7 @@ def build_meta(source: Source, *, trust: bool, dtype: torch.dtype | None = None)
         arch.runs,
         dtype,
         arch.vision,
+        arch.notes,
     )
 
 
@@ -120,7 +123,8 @@ def _elements(args: tuple, kwargs: dict[str, Any]) -> int:
 
 
 @contextmanager
-def _parameters_on_meta() -> Iterator[None]:
+def parameters_on_meta() -> Iterator[None]:
+    """Modules made inside have their parameters on meta and the tensors that they compute for real."""
     original = nn.Module.register_parameter
 
     def register(self: nn.Module, name: str, param: nn.Parameter | None) -> None:

@@ -8,6 +8,8 @@ from typing import Any, Literal
 
 from dz.core.source import Source
 from dz.errors import Refused, UsageError
+from dz.upstream import settled
+from dz.upstream.trust import repository_code
 
 AUTO_TEXT = ("AutoModelForCausalLM", "AutoModelForSeq2SeqLM")
 AUTO_VISION = ("AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoModelForConditionalGeneration", *AUTO_TEXT)
@@ -15,12 +17,14 @@ AUTO_VISION = ("AutoModelForImageTextToText", "AutoModelForVision2Seq", "AutoMod
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """`config` and `cls` are upstream's objects; `runs` says whose modelling code that is."""
+    """`config` and `cls` are upstream's objects; `runs` says whose modelling code that is; `notes` are what upstream
+    filled in or was told twice."""
 
     config: Any
     cls: Any
     runs: Literal["transformers", "repository"]
     raw: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def text_config(self) -> Any:
@@ -60,30 +64,19 @@ def raw_config(source: Source) -> dict[str, Any]:
 def architecture(source: Source, *, trust: bool) -> Architecture:
     """Upstream's configuration and model class. Without `trust` nothing of the repository is executed.
 
-    Raises Refused when the architecture is unknown and its code is not trusted, or lies in another repository."""
+    Raises Refused when the architecture is unknown and its code is not trusted, or lies in another repository, and
+    when config.json contradicts itself or the class does not follow it."""
     raw = raw_config(source)
+    notes = settled.check(raw)
     auto_map = raw.get("auto_map") or {}
-    refuse_foreign_code(source, auto_map)
     repository = bool(auto_map) and trust
-    config = _config(source, raw, auto_map, trust=repository)
-    if repository:
-        cls = _repository_class(source, config, auto_map)
-        if cls is not None:
-            return Architecture(config, cls, "repository", raw)
-    return Architecture(config, _installed_class(source, config), "transformers", raw)
-
-
-def refuse_foreign_code(source: Source, auto_map: dict[str, Any]) -> None:
-    """Raise Refused when an `auto_map` points into another repository."""
-    refs = [r for v in auto_map.values() for r in (v if isinstance(v, list) else [v]) if isinstance(r, str)]
-    foreign = sorted({r.partition("--")[0] for r in refs if "--" in r})
-    if foreign:
-        raise Refused(
-            f"{source.name} runs code of {', '.join(foreign)}",
-            "auto_map points into another repository, which no pin of this one covers",
-            "fetch that repository, copy its code beside this config.json and register the folder with `dz fetch PATH`",
-            code="foreign_code",
-        )
+    with repository_code(source, trust=trust):
+        config = _config(source, raw, auto_map, trust=repository)
+        notes += settled.followed(raw, config)
+        cls = _repository_class(source, config, auto_map) if repository else None
+    if cls is not None:
+        return Architecture(config, cls, "repository", raw, notes)
+    return Architecture(config, _installed_class(source, config), "transformers", raw, notes)
 
 
 def _config(source: Source, raw: dict[str, Any], auto_map: dict[str, Any], *, trust: bool) -> Any:

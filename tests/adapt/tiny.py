@@ -23,7 +23,7 @@ COMMON = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **COMMON}
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"], "rope_theta": 10000.0, **COMMON}
 GEMMA = {
     "model_type": "gemma3_text",
     "architectures": ["Gemma3ForCausalLM"],
@@ -65,9 +65,12 @@ def write(folder: Path, config: dict[str, Any], *, weights: bool = True, seed: i
 def source(folder: Path) -> Any:
     """The folder as a Source, not through a lock."""
     from dz.core.source import FileEntry, Source
+    from dz.hub.stamp import code_hash
 
     files = tuple(FileEntry(path=p.name, size=p.stat().st_size) for p in sorted(folder.iterdir()))
-    return Source(name=str(folder), folder=str(folder), commit="", rev8="0a1b2c3d", code_hash="", files=files)
+    code = [f.path for f in files if f.path.endswith(".py")]
+    pin = code_hash(folder, code) if code else ""
+    return Source(name=str(folder), folder=str(folder), commit="", rev8="0a1b2c3d", code_hash=pin, files=files)
 
 
 def headers(folder: Path) -> Any:
