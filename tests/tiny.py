@@ -381,8 +381,11 @@ def source(folder: Path) -> Any:
     """The folder as a Source, not through a lock."""
     from dz.core.source import FileEntry, Source
 
+    from dz.hub.stamp import code_hash
+
     files = tuple(FileEntry(path=p.name, size=p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file())
-    return Source(name=str(folder), folder=str(folder), commit="", rev8="0a1b2c3d", code_hash="", files=files)
+    pin = code_hash(folder, (f.path for f in files))
+    return Source(name=str(folder), folder=str(folder), commit="", rev8="0a1b2c3d", code_hash=pin, files=files)
 
 
 def prompts(seed: int = 7) -> list[Case]:

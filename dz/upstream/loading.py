@@ -10,7 +10,8 @@ from typing import Any
 
 from dz.core.source import Source
 from dz.errors import DzError, EnvironmentFailure, Refused
-from dz.upstream.config import raw_config, refuse_foreign_code
+from dz.upstream.config import raw_config
+from dz.upstream.trust import repository_code
 
 _FILES = (
     "tokenizer_config.json",
@@ -34,9 +35,9 @@ def load_tokenizer(source: Source, *, trust: bool) -> Any:
     """Upstream's tokenizer. Raises Refused when there is none or it does not load."""
     from transformers import AutoTokenizer
 
-    _check_code(source)
     try:
-        return AutoTokenizer.from_pretrained(source.folder, trust_remote_code=trust)
+        with repository_code(source, trust=trust):
+            return AutoTokenizer.from_pretrained(source.folder, trust_remote_code=trust)
     except Exception as e:
         raise _not_loaded("tokenizer", source, e, trust) from e
 
@@ -49,9 +50,11 @@ def load_processor(source: Source, *, trust: bool) -> Any:
     reason."""
     from transformers import AutoProcessor
 
-    _check_code(source)
     try:
-        found = AutoProcessor.from_pretrained(source.folder, trust_remote_code=trust)
+        with repository_code(source, trust=trust):
+            found = AutoProcessor.from_pretrained(source.folder, trust_remote_code=trust)
+    except DzError:
+        raise
     except Exception as e:
         if _has_torchvision():
             raise _not_loaded("processor", source, e, trust) from e
@@ -115,14 +118,8 @@ def _pil_image_processor(source: Source, trust: bool) -> Any:
         if "backend" in (inspect.getdoc(AutoImageProcessor.from_pretrained) or "")
         else {"use_fast": False}
     )
-    return AutoImageProcessor.from_pretrained(source.folder, trust_remote_code=trust, **choice)
-
-
-def _check_code(source: Source) -> None:
-    for name in _FILES:
-        data = _json(source, name)
-        for level in (data, *(v for v in data.values() if isinstance(v, dict))):
-            refuse_foreign_code(source, level.get("auto_map") or {})
+    with repository_code(source, trust=trust):
+        return AutoImageProcessor.from_pretrained(source.folder, trust_remote_code=trust, **choice)
 
 
 def _json(source: Source, name: str) -> dict[str, Any]:

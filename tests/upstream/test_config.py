@@ -125,19 +125,21 @@ def test_code_of_another_repository(repository, trust, where):
     assert not repository.canary.exists()
 
 
-def test_code_that_does_not_import(repository):
-    source = repository("day_zero")
+def test_code_that_does_not_import(repository, tiny):
+    repository("day_zero")
     (repository.folder / "day.py").write_text("import a_package_that_is_not_there\n")
+    source = tiny.source(repository.folder)
     with pytest.raises(Refused) as e:
         architecture(source, trust=True)
     assert e.value.code in ("remote_import", "bad_config")
     assert "a_package_that_is_not_there" in e.value.why
 
 
-def test_code_that_misses_its_class(repository):
-    source = repository("day_zero")
+def test_code_that_misses_its_class(repository, tiny):
+    repository("day_zero")
     text = (repository.folder / "day.py").read_text()
     (repository.folder / "day.py").write_text(text.replace("DayZeroForCausalLM", "Renamed"))
+    source = tiny.source(repository.folder)
     with pytest.raises(Refused) as e:
         architecture(source, trust=True)
     assert e.value.code == "remote_import"

@@ -6,8 +6,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dz.core.source import Source
+from dz.core.source import FileEntry, Source
 from dz.errors import EnvironmentFailure, Refused, UsageError
+from dz.hub.stamp import code_hash
 from dz.upstream.processing import ChatOptions, Processor
 
 IMAGE = "<image>"
@@ -52,7 +53,9 @@ def build(folder, template, *, config=None, generation=None, special=SPECIAL, ad
 
 
 def source(folder):
-    return Source(name=str(folder), folder=str(folder), commit="", rev8="0" * 8, code_hash="", files=())
+    code = tuple(FileEntry(path=p.name, size=p.stat().st_size) for p in folder.glob("*.py"))
+    pin = code_hash(folder, (f.path for f in code))
+    return Source(name=str(folder), folder=str(folder), commit="", rev8="0" * 8, code_hash=pin, files=code)
 
 
 def load(folder, **options):
