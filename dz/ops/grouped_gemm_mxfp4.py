@@ -60,6 +60,10 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     huge = case([4, 2], 40, 128, low=252, high=255)
     huge["packed"] &= 0x99  # only +-0 and +-0.5: 2^127 * 0.5 is still a number
     yield Case("scale_bytes_252_to_254", {**huge, "x": m.normal(6, 128, scale=2.0**-124)})
+    mixed = case([1, 20], 72, 256)
+    mixed["scales"][1, 3, 5] = 140  # the kernel's fast way ends at 128
+    mixed["packed"][1, 3] &= 0x99
+    yield Case("one_large_scale", mixed)
     strided = case([4, 6], 33, 64)
     strided["x"] = m.normal(10, 200, scale=0.1)[:, 8:136:2]
     yield Case("strided", strided)

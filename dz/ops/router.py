@@ -37,7 +37,8 @@ def _mask_groups(choice: torch.Tensor, groups: int, kept: int, group_top: int) -
     return per_group.masked_fill(~keep[..., None], float("-inf")).view_as(choice)
 
 
-def _check(experts: int, top_k: int, scoring: str, groups: int, top_groups: int, group_top: int) -> None:
+def check(experts: int, top_k: int, scoring: str, groups: int, top_groups: int, group_top: int) -> None:
+    """Raise UsageError for an unknown scoring and for groups or a top_k that do not fit the experts."""
     if scoring not in SCORING:
         near = difflib.get_close_matches(scoring, SCORING, 1)
         why = f"did you mean '{near[0]}'?" if near else f"the known ones are {', '.join(SCORING)}"
@@ -84,7 +85,7 @@ def reference(
     logits = wide(x) if weight is None else wide(x) @ wide(weight).T
     if bias is not None:
         logits = logits + wide(bias)
-    _check(logits.shape[-1], top_k, scoring, groups, top_groups, group_top if groups > 1 else 1)
+    check(logits.shape[-1], top_k, scoring, groups, top_groups, group_top if groups > 1 else 1)
     scores = SCORING[scoring](logits)
     if chosen is None:
         choice = scores if correction is None else scores + wide(correction)

@@ -1,4 +1,4 @@
-"""FP8 products of experts on a persistent grid: tiles found from the offsets on the device, fp32 sums every 128 of K."""
+"""FP8 products of experts on a persistent grid: tiles found from the offsets on the device, sums in fp32."""
 
 # A launch takes more than the function does:
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -25,68 +25,75 @@ DEEP = 128  # of K between two additions in fp32: the tensor cores keep about 14
 MOST = 1023  # experts
 TUNE = Tunable(
     "grouped_gemm_fp8/triton",
-    {"rows": 128, "columns": 128, "warps": 8, "stages": 4, "per_sm": 1},
+    {"rows": 128, "columns": 128, "warps": 4, "stages": 3, "per_sm": 2},
     {
-        "default": [
+        bucket: [
             {"rows": r, "columns": c, "warps": w, "stages": s, "per_sm": p}
-            for r, c, w, s, p in ((128, 128, 8, 4, 1), (128, 256, 8, 3, 1), (128, 256, 8, 4, 1), (64, 256, 8, 4, 1))
+            for r, c, w, s, p in (
+                (128, 128, 4, 3, 2), (64, 128, 4, 4, 2), (64, 128, 4, 3, 3), (128, 256, 8, 4, 1), (128, 128, 8, 6, 1),
+            )
         ]
+        for bucket in ("few", "many")
     },
-)
+)  # fmt: skip
 
 
 @triton.jit
 def _tile(
     x, w, x_scale, w_scale, out, row, end, base, column, k_end, n_columns, s_expert, s_column, expert,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEEP: tl.constexpr, HALVES: tl.constexpr,
+    ROWS: tl.constexpr, TALL: tl.constexpr, COLS: tl.constexpr, BROAD: tl.constexpr, DEEP: tl.constexpr,
 ):  # fmt: skip
-    """Rows [row, end) by columns from `column`, at most ROWS by COLS * HALVES of them; base is the expert's first row
-    in the stack of weights. HALVES accumulators of COLS columns keep the temporary of a promotion small."""
+    """Rows [row, end) by columns from `column`, at most TALL pieces of ROWS by BROAD pieces of COLS; `base` is the
+    expert's first row in the stack of weights. Pieces keep the temporary of a promotion small."""
     sums = ()
-    for h in tl.static_range(HALVES):
+    for _ in tl.static_range(TALL * BROAD):
         sums = sums + (tl.zeros([ROWS, COLS], tl.float32),)
     for k in range(0, k_end, DEEP):
-        a = x.load([row, k])
         new = ()
-        for h in tl.static_range(HALVES):
-            b = w.load([base + column + h * COLS, k])
-            new = new + (sums[h] + tl.dot(a, b.T),)
+        left = ()
+        for t in tl.static_range(TALL):
+            left = left + (x.load([row + t * ROWS, k]),)
+        for h in tl.static_range(BROAD):
+            right = w.load([base + column + h * COLS, k]).T
+            for t in tl.static_range(TALL):
+                # a product of its own and an addition; max_num_imprecise_acc says the same, but its instructions wait
+                # for one another
+                new = new + (sums[h * TALL + t] + tl.dot(left[t], right),)
         sums = new
-    r = row + tl.arange(0, ROWS)
-    # scales of rows that belong to no expert may be anything: k_end is 0 there
-    left = tl.load(x_scale + r, mask=r < tl.where(k_end > 0, end, 0), other=0.0)[:, None]
-    for h in tl.static_range(HALVES):
+    for h in tl.static_range(BROAD):
+        # scales of rows that belong to no expert may be anything: k_end is 0 there
         c = column + h * COLS + tl.arange(0, COLS)
-        right = tl.load(
-            w_scale + expert * s_expert + c * s_column, mask=c < tl.where(k_end > 0, n_columns, 0), other=0.0
-        )[None, :]
-        value = sums[h] * left * right
-        at = r.to(tl.int64)[:, None] * n_columns + c[None, :]
-        tl.store(out + at, value.to(out.dtype.element_ty), mask=(r < end)[:, None] & (c < n_columns)[None, :])
+        at = w_scale + expert * s_expert + c * s_column
+        columns = tl.load(at, mask=c < tl.where(k_end > 0, n_columns, 0), other=0.0)[None, :]
+        for t in tl.static_range(TALL):
+            r = row + t * ROWS + tl.arange(0, ROWS)
+            rows = tl.load(x_scale + r, mask=r < tl.where(k_end > 0, end, 0), other=0.0)[:, None]
+            value = (sums[h * TALL + t] * rows * columns).to(out.dtype.element_ty)
+            at = r.to(tl.int64)[:, None] * n_columns + c[None, :]
+            tl.store(out + at, value, mask=(r < end)[:, None] & (c < n_columns)[None, :])
 
 
 @triton.jit
 def _kernel(
     x, x_half, w, x_scale, w_scale, offsets, out, n_rows, n_columns, depth, experts, s_expert, s_column,
-    ROWS: tl.constexpr, HALF: tl.constexpr, COLS: tl.constexpr, DEEP: tl.constexpr, HALVES: tl.constexpr,
-    WIDE: tl.constexpr,
+    ROWS: tl.constexpr, PIECE: tl.constexpr, HALF: tl.constexpr, HALF_PIECE: tl.constexpr, COLS: tl.constexpr,
+    BROAD: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    across = tl.cdiv(n_columns, COLS * HALVES)
+    across = tl.cdiv(n_columns, COLS * BROAD)
     before, tiles, total = group_tiles(offsets, n_rows, experts, across, ROWS, WIDE)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         e, row, end, column = find_tile(tile, before, tiles, offsets, n_rows, experts, ROWS, WIDE)
-        column *= COLS * HALVES
-        # rows of no expert: no products, zeros
-        k_end = depth if e < experts else 0
+        column *= COLS * BROAD
+        k_end = depth if e < experts else 0  # rows of no expert: no products, zeros
         if ROWS == HALF or end - row > HALF:
             _tile(
                 x, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert, s_column, e,
-                ROWS, COLS, DEEP, HALVES,
+                PIECE, ROWS // PIECE, COLS, BROAD, DEEP,
             )  # fmt: skip
         else:
             _tile(
                 x_half, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert, s_column,
-                e, HALF, COLS, DEEP, HALVES,
+                e, HALF_PIECE, HALF // HALF_PIECE, COLS, BROAD, DEEP,
             )  # fmt: skip
 
 
@@ -99,18 +106,17 @@ def run(
     out = torch.empty(x.shape[0], n, dtype=getattr(torch, dtype), device=x.device)
     if not out.numel():
         return out
-    cfg = TUNE.pick(x.device)
-    rows, columns = cfg["rows"], min(cfg["columns"], 128)
-    flat = weight.view(experts * n, k)
-    scale = weight_scale
-    half = max(rows // 2, 64)  # the least that the tensor cores take in one piece
+    cfg = TUNE.pick(x.device, "few" if x.shape[0] < 400 * experts else "many")
+    rows, columns, warps = cfg["rows"], min(cfg["columns"], 128), cfg["warps"]
+    half = max(rows // 2, 64)  # 64: the least that the tensor cores take in one piece
+    piece, half_piece = min(rows, 16 * warps), min(half, 16 * warps)
     with on(x):
         _kernel[(processors(x.device) * cfg["per_sm"],)](
-            TensorDescriptor.from_tensor(x, [rows, DEEP]), TensorDescriptor.from_tensor(x, [half, DEEP]),
-            TensorDescriptor.from_tensor(flat, [columns, DEEP]), x_scale.contiguous(), scale,
-            offsets.to(torch.int32).contiguous(), out, x.shape[0], n, k, experts, *scale.stride(),
-            ROWS=rows, HALF=half, COLS=columns, DEEP=DEEP, HALVES=cfg["columns"] // columns, WIDE=power_of_two(experts + 1),
-            num_warps=cfg["warps"], num_stages=cfg["stages"],
+            TensorDescriptor.from_tensor(x, [piece, DEEP]), TensorDescriptor.from_tensor(x, [half_piece, DEEP]),
+            TensorDescriptor.from_tensor(weight.view(experts * n, k), [columns, DEEP]), x_scale.contiguous(),
+            weight_scale, offsets.to(torch.int32).contiguous(), out, x.shape[0], n, k, experts, *weight_scale.stride(),
+            ROWS=rows, PIECE=piece, HALF=half, HALF_PIECE=half_piece, COLS=columns, BROAD=cfg["columns"] // columns,
+            DEEP=DEEP, WIDE=power_of_two(experts + 1), num_warps=warps, num_stages=cfg["stages"],
         )  # fmt: skip
     return out
 

@@ -2,7 +2,8 @@
 
 The weights are the left operand (they fill its 64 rows, however few tokens there are), K in an order that costs no
 exchange between threads: a thread loads 16 bytes, one block of 32 codes under one scale, and four neighbours hold 128 of
-K. Of a word of eight codes, codes i and i + 4 share a register once shifted into place; so position
+K. Rows change places too: a warp loads rows 8 w to 8 w + 7 of either half, and multiplies them as its rows 0 to 15.
+Of a word of eight codes, codes i and i + 4 share a register once shifted into place; so position
 (word, i / 2, i % 2, thread, half) of K in the product is `32 * thread + 8 * word + i + 4 * half` of the row, and the
 activations are brought into the same order.
 """
@@ -31,40 +32,43 @@ from dz.ops.mxfp4_unpack import blocks
 MOST = 1023  # experts
 TUNE = Tunable(
     "grouped_gemm_mxfp4/triton",
-    {"rows": 16, "columns": 64, "deep": 128, "warps": 4, "stages": 4, "per_sm": 5},
+    {"rows": 16, "columns": 128, "warps": 4, "stages": 4, "per_sm": 3, "split": 1},
     {
-        bucket: [{"rows": r, "columns": c, "deep": k, "warps": w, "stages": s, "per_sm": p} for c, k, w, s, p in tiles]
+        bucket: [
+            {"rows": r, "columns": c, "warps": w, "stages": s, "per_sm": p, "split": k} for c, w, s, p, k in tiles
+        ]
         for bucket, r, tiles in (
-            ("few", 16, ((64, 128, 4, 4, 5), (64, 256, 4, 3, 3), (64, 256, 4, 4, 2), (128, 128, 8, 4, 2))),
-            ("some", 32, ((64, 128, 4, 4, 4), (64, 256, 4, 3, 2), (128, 128, 8, 4, 2))),
-            ("many", 64, ((64, 128, 4, 4, 3), (128, 128, 8, 4, 2), (128, 128, 8, 3, 2))),
-            ("most", 128, ((128, 128, 8, 4, 1), (128, 128, 8, 3, 2), (64, 128, 4, 3, 2))),
+            ("one", 16, ((64, 4, 4, 4, 4), (64, 4, 4, 4, 7), (64, 4, 4, 4, 2), (128, 4, 4, 3, 7))),
+            ("few", 16, ((128, 4, 4, 3, 1), (128, 4, 3, 4, 1), (128, 8, 4, 2, 1), (64, 4, 4, 5, 2), (64, 4, 4, 4, 4))),
+            ("some", 16, ((128, 4, 4, 3, 1), (128, 4, 3, 4, 1), (128, 8, 4, 2, 1), (256, 8, 4, 2, 1))),
+            ("many", 32, ((128, 4, 4, 3, 1), (128, 8, 4, 2, 1), (256, 8, 3, 1, 1))),
+            ("most", 128, ((128, 8, 3, 1, 1), (256, 8, 3, 1, 1))),
         )
     },
 )
 
 
 @triton.jit
-def _pair(word, scale, LOW: tl.constexpr):
+def _pair(word, scale, LOW: tl.constexpr, EXACT: tl.constexpr):
     """Codes LOW and LOW + 4 of a word times the scale, two bfloat16 numbers in a word, by plain arithmetic."""
     out = tl.zeros_like(word)
     for half in tl.static_range(2):
         code = (word >> (4 * LOW + 16 * half)) & 15
-        big = code & 7
-        # the bits of 0, 0.5, 1, 1.5, 2, 3, 4, 6 in fp32: one exponent for two codes, except the first two
-        bits = tl.where(big > 1, (big << 22) + 0x3F000000, tl.where(big == 1, 0x3F000000, 0)) | ((code >> 3) << 31)
-        value = bits.to(tl.float32, bitcast=True) * ((scale & 0xFFFF) << 16).to(tl.float32, bitcast=True)
+        value = (((code & 7) << 22) | ((code >> 3) << 31)).to(tl.float32, bitcast=True)
+        if EXACT:
+            value = value * 8.507059173023462e37  # 2^126
+        value = value * ((scale & 0xFFFF) << 16).to(tl.float32, bitcast=True)
         out = out | (((value.to(tl.int32, bitcast=True) >> 16) & 0xFFFF) << (16 * half))
     return out
 
 
 @triton.jit
-def _pairs(word, scale, ASM: tl.constexpr):
+def _pairs(word, scale, EXACT: tl.constexpr, ASM: tl.constexpr):
     """The four pairs (codes i and i + 4) of a word of eight codes, times a pair of equal scales.
 
     A code's three low bits are the last two of an exponent and the first of a fraction: put there they are the number
-    times 2^-126, 0.5 included, as it is a subnormal one."""
-    if ASM:
+    times 2^-126, 0.5 included, as it is a subnormal one. The scale makes up for it, or if EXACT a second product."""
+    if ASM and EXACT:
         return tl.inline_asm_elementwise(
             """{
             .reg .b32 a, b, up;
@@ -78,69 +82,125 @@ def _pairs(word, scale, ASM: tl.constexpr):
             shr.u32 a, $4, 6; and.b32 a, a, 0x01C001C0; and.b32 b, $4, 0x80008000; or.b32 a, a, b;
             mul.bf16x2 a, a, up; mul.bf16x2 $3, a, $5;
             }""",
-            "=r,=r,=r,=r,r,r", [word, scale], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+            "=&r,=&r,=&r,=&r,r,r", [word, scale], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
         )  # fmt: skip
-    return _pair(word, scale, 0), _pair(word, scale, 1), _pair(word, scale, 2), _pair(word, scale, 3)
+    if ASM:
+        return tl.inline_asm_elementwise(
+            """{
+            .reg .b32 a, b;
+            shl.b32 a, $4, 6; and.b32 a, a, 0x01C001C0; shl.b32 b, $4, 12; and.b32 b, b, 0x80008000; or.b32 a, a, b;
+            mul.bf16x2 $0, a, $5;
+            shl.b32 a, $4, 2; and.b32 a, a, 0x01C001C0; shl.b32 b, $4, 8; and.b32 b, b, 0x80008000; or.b32 a, a, b;
+            mul.bf16x2 $1, a, $5;
+            shr.u32 a, $4, 2; and.b32 a, a, 0x01C001C0; shl.b32 b, $4, 4; and.b32 b, b, 0x80008000; or.b32 a, a, b;
+            mul.bf16x2 $2, a, $5;
+            shr.u32 a, $4, 6; and.b32 a, a, 0x01C001C0; and.b32 b, $4, 0x80008000; or.b32 a, a, b;
+            mul.bf16x2 $3, a, $5;
+            }""",
+            "=&r,=&r,=&r,=&r,r,r", [word, scale], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
+        )  # fmt: skip
+    return (
+        _pair(word, scale, 0, EXACT), _pair(word, scale, 1, EXACT), _pair(word, scale, 2, EXACT),
+        _pair(word, scale, 3, EXACT),
+    )  # fmt: skip
 
 
 @triton.jit
-def _weights(words, exponents, COLS: tl.constexpr, DEEP: tl.constexpr, ASM: tl.constexpr):
-    """[COLS, DEEP] bfloat16 in the order of the product, from words [COLS, DEEP / 8], scale bytes [COLS, DEEP / 32]."""
-    scale = tl.where(exponents == 0, 0x40, exponents << 7)  # 2^-127 is a subnormal number
-    scale = tl.where(exponents == 255, 0x7FC0, scale)
-    scale = scale | (scale << 16)
-    p0, p1, p2, p3 = _pairs(tl.reshape(words, (COLS, DEEP // 32, 4)), scale[:, :, None], ASM)
+def _weights(words, exponents, COLS: tl.constexpr, WARPS: tl.constexpr, EXACT: tl.constexpr, ASM: tl.constexpr):
+    """[COLS, 128] bfloat16 in the order of the product, from words [COLS, 16] and scale bytes [COLS, 4]."""
+    if EXACT:
+        scale = tl.where(exponents == 0, 0x40, exponents << 7)  # 2^-127 is a subnormal number
+        scale = tl.where(exponents == 255, 0x7FC0, scale)
+        scale = scale | (scale << 16)
+    else:
+        scale = exponents * 0x00800080 + 0x3F003F00  # 2^(byte - 1), a number up to byte 128
+    p0, p1, p2, p3 = _pairs(tl.reshape(words, (COLS, 4, 4)), scale[:, :, None], EXACT, ASM)
     both = tl.join(tl.join(p0, p2), tl.join(p1, p3))  # ..., i / 2, i % 2
     low = (both & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
     high = (both >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
-    all = tl.reshape(tl.join(low, high), (COLS, DEEP // 128, 4, 4, 2, 2, 2))  # piece, thread, word, i / 2, i % 2, half
-    return tl.reshape(tl.permute(all, (0, 1, 3, 4, 5, 2, 6)), (COLS, DEEP))
+    # 16 rows for each warp, half, warp, row of eight, thread, word, i / 2, i % 2, code of a pair
+    all = tl.reshape(tl.join(low, high), (COLS // (16 * WARPS), 2, WARPS, 8, 4, 4, 2, 2, 2))
+    return tl.reshape(tl.permute(all, (0, 2, 1, 3, 5, 6, 7, 4, 8)), (COLS, 128))
 
 
 @triton.jit
-def _activations(rows, ROWS: tl.constexpr, DEEP: tl.constexpr):
-    """[ROWS, DEEP] in the order of the product."""
-    rows = tl.reshape(rows, (ROWS, DEEP // 128, 4, 4, 2, 2, 2))  # piece, thread, word, half, i / 2, i % 2
-    return tl.reshape(tl.permute(rows, (0, 1, 3, 5, 6, 2, 4)), (ROWS, DEEP))
+def _activations(rows, ROWS: tl.constexpr):
+    """[ROWS, 128] in the order of the product."""
+    rows = tl.reshape(rows, (ROWS, 4, 4, 2, 2, 2))  # thread, word, code of a pair, i / 2, i % 2
+    return tl.reshape(tl.permute(rows, (0, 2, 4, 5, 1, 3)), (ROWS, 128))
+
+
+@triton.jit
+def _products(
+    x_at, w_at, s_at, x_col, depth, begin, end,
+    ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr, EXACT: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """(sums [COLS, ROWS] over the steps of 128 from begin to end, the largest scale byte seen)."""
+    sums = tl.zeros([COLS, ROWS], tl.float32)
+    largest = tl.zeros([COLS, 4], tl.int32)
+    for step in range(begin, end):
+        w_k = step * 16 + tl.arange(0, 16)[None, :]
+        x_k = step * 128 + tl.arange(0, 128)[None, :]
+        if EVEN:  # four scale bytes of a row are one word
+            words = tl.load(w_at + w_k)
+            of_four = tl.load(s_at + step + tl.arange(0, 1)[None, :])
+            exponents = tl.reshape((of_four[:, :, None] >> (8 * tl.arange(0, 4)[None, None, :])) & 255, (COLS, 4))
+            rows = tl.load(x_at + x_k * x_col)
+        else:
+            s_k = step * 4 + tl.arange(0, 4)[None, :]
+            words = tl.load(w_at + w_k, mask=w_k < depth // 8, other=0)
+            exponents = tl.load(s_at + s_k, mask=s_k < depth // 32, other=0).to(tl.int32)
+            rows = tl.load(x_at + x_k * x_col, mask=x_k < depth, other=0.0)
+        largest = tl.maximum(largest, exponents)
+        left = _weights(words, exponents, COLS, WARPS, EXACT, ASM)
+        sums = tl.dot(left, _activations(rows, ROWS).T, sums)
+    return sums, tl.max(tl.max(largest, 1), 0)
 
 
 @triton.jit
 def _kernel(
     x, packed, scales, offsets, out, n_rows, n_columns, depth, experts, x_row, x_col, w_row, s_row,
-    ROWS: tl.constexpr, COLS: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr, EVEN: tl.constexpr,
-    ASM: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
+    EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    across = tl.cdiv(n_columns, COLS)
+    across = tl.cdiv(n_columns, COLS) * SPLIT
     before, tiles, total = group_tiles(offsets, n_rows, experts, across, ROWS, WIDE)
     for tile in range(tl.program_id(0), total, tl.num_programs(0)):
         e, row, end, column = find_tile(tile, before, tiles, offsets, n_rows, experts, ROWS, WIDE)
-        n = column * COLS + tl.arange(0, COLS)
+        n = column // SPLIT * COLS + tl.arange(0, COLS)
         m = row + tl.arange(0, ROWS)
         # past the end the last row and column once more: nothing of them is stored
         weight_row = tl.cast(e, tl.int64) * n_columns + tl.minimum(n, n_columns - 1)
         w_at = packed + weight_row[:, None] * w_row
         s_at = scales + weight_row[:, None] * s_row
         x_at = x + tl.minimum(m, end - 1).to(tl.int64)[:, None] * x_row
-        sums = tl.zeros([COLS, ROWS], tl.float32)
-        steps = tl.cdiv(depth, DEEP)
-        for step in range(steps if e < experts else 0):  # rows of no expert: zeros
-            w_k = step * (DEEP // 8) + tl.arange(0, DEEP // 8)[None, :]
-            x_k = step * DEEP + tl.arange(0, DEEP)[None, :]
-            if EVEN:
-                words = tl.load(w_at + w_k)
-                of_four = tl.load(s_at + step * (DEEP // 128) + tl.arange(0, DEEP // 128)[None, :])
-                shift = 8 * tl.arange(0, 4)[None, None, :]
-                exponents = tl.reshape((of_four[:, :, None] >> shift) & 255, (COLS, DEEP // 32))
-                rows = tl.load(x_at + x_k * x_col)
-            else:
-                s_k = step * (DEEP // 32) + tl.arange(0, DEEP // 32)[None, :]
-                words = tl.load(w_at + w_k, mask=w_k < depth // 8, other=0)
-                exponents = tl.load(s_at + s_k, mask=s_k < depth // 32, other=0).to(tl.int32)
-                rows = tl.load(x_at + x_k * x_col, mask=x_k < depth, other=0.0)
-            left = _weights(words, exponents, COLS, DEEP, ASM)
-            sums = tl.dot(left, _activations(rows, ROWS, DEEP).T, sums)
-        at = m.to(tl.int64)[None, :] * n_columns + n[:, None]
+        steps = tl.cdiv(depth, 128) if e < experts else 0  # rows of no expert: zeros
+        share = tl.cdiv(steps, SPLIT)
+        first = column % SPLIT * share
+        last = tl.minimum(first + share, steps)
+        sums, largest = _products(x_at, w_at, s_at, x_col, depth, first, last, ROWS, COLS, WARPS, EVEN, False, ASM)
+        if largest > 128:  # such scales need one product more; hardly any weight has them
+            sums, largest = _products(x_at, w_at, s_at, x_col, depth, first, last, ROWS, COLS, WARPS, EVEN, True, ASM)
+        sums = tl.reshape(sums, (COLS // (16 * WARPS), WARPS, 2, 8, ROWS))
+        sums = tl.reshape(tl.permute(sums, (0, 2, 1, 3, 4)), (COLS, ROWS))
+        at = (column % SPLIT * n_rows + m.to(tl.int64))[None, :] * n_columns + n[:, None]
         tl.store(out + at, sums.to(out.dtype.element_ty), mask=(m < end)[None, :] & (n < n_columns)[:, None])
+
+
+@triton.jit
+def _add(parts, out, size, SPLIT: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(SPLIT):
+        total += tl.load(parts + at + i * size, mask=at < size, other=0.0)
+    tl.store(out + at, total.to(out.dtype.element_ty), mask=at < size)
+
+
+def _bucket(rows: int, experts: int) -> str:
+    """By rows when they are too few to fill the device, then by rows an expert."""
+    each = rows / experts
+    return "one" if rows <= 2 else "few" if rows <= 16 else "some" if each <= 12 else "many" if each <= 40 else "most"
 
 
 def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
@@ -151,17 +211,20 @@ def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
     out = torch.empty(x.shape[0], n, dtype=x.dtype, device=x.device)
     if not out.numel():
         return out
-    each = x.shape[0] / experts
-    cfg = TUNE.pick(x.device, "few" if each <= 12 else "some" if each <= 24 else "many" if each <= 48 else "most")
-    even = groups * 32 % cfg["deep"] == 0 and exponents.data_ptr() % 4 == 0
+    cfg = TUNE.pick(x.device, _bucket(x.shape[0], experts))
+    split = min(cfg["split"], triton.cdiv(groups, 4))
+    target = out if split == 1 else torch.empty(split, *out.shape, dtype=torch.float32, device=x.device)
+    even = groups % 4 == 0 and exponents.data_ptr() % 4 == 0
     with on(x):
         _kernel[(processors(x.device) * cfg["per_sm"],)](
             x, codes.view(torch.int32), exponents.view(torch.int32) if even else exponents,
-            offsets.to(torch.int32).contiguous(), out, x.shape[0], n, groups * 32, experts, *x.stride(),
+            offsets.to(torch.int32).contiguous(), target, x.shape[0], n, groups * 32, experts, *x.stride(),
             groups * 4, groups // 4 if even else groups,
-            ROWS=cfg["rows"], COLS=cfg["columns"], DEEP=cfg["deep"], WIDE=power_of_two(experts + 1), EVEN=even,
-            ASM=x.is_cuda, num_warps=cfg["warps"], num_stages=cfg["stages"],
+            ROWS=cfg["rows"], COLS=cfg["columns"], WARPS=cfg["warps"], SPLIT=split, WIDE=power_of_two(experts + 1),
+            EVEN=even, ASM=x.is_cuda, num_warps=cfg["warps"], num_stages=cfg["stages"],
         )  # fmt: skip
+        if split > 1:
+            _add[(triton.cdiv(out.numel(), 1024),)](target, out, out.numel(), SPLIT=split, BLOCK=1024, num_warps=4)
     return out
 
 

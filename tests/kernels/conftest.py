@@ -1,7 +1,8 @@
 """Mends what Triton's interpreter computes otherwise than a device does, so that a kernel is judged on its own merits.
 
 Triton 3.6 to 3.9: fp32 -> bfloat16 truncates instead of rounding to nearest even, bfloat16 -> fp32 loses subnormal
-numbers, and tl.dot multiplies the raw bits of bfloat16 operands."""
+numbers, fp32 -> e4m3 loses the carry of a fraction rounded up, and tl.dot multiplies the raw bits of bfloat16
+operands."""
 
 import numpy as np
 import pytest
@@ -29,6 +30,9 @@ def mended_interpreter():
     def convert_float(input, input_dtype, output_dtype, rounding_mode):
         if input_dtype == tl.float32 and output_dtype == tl.bfloat16:
             return _round_bfloat16(input).reshape(input.shape)
+        if input_dtype == tl.float32 and output_dtype == tl.float8e4nv:
+            rounded = torch.from_numpy(np.ascontiguousarray(input)).to(torch.float8_e4m3fn)
+            return rounded.view(torch.uint8).numpy().reshape(input.shape)
         if input_dtype == tl.bfloat16 and output_dtype == tl.float32:
             return (input.view(np.uint16).astype(np.uint32) << 16).reshape(input.shape)
         return convert(input, input_dtype, output_dtype, rounding_mode)

@@ -15,6 +15,12 @@ def _round(x, out, N: tl.constexpr):
 
 
 @triton.jit
+def _round_e4m3(x, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, tl.load(x + at).to(tl.float8e4nv))
+
+
+@triton.jit
 def _widen(x, out, N: tl.constexpr):
     at = tl.arange(0, N)
     tl.store(out + at, tl.load(x + at).to(tl.float32))
@@ -39,6 +45,14 @@ def test_subnormal_bfloat16_keeps_its_value():
     out = torch.empty(256)
     _widen[(1,)](x, out, N=256)
     assert torch.equal(out, x.float()) and out[1] > 0
+
+
+def test_fp32_to_e4m3_rounds_to_nearest_even():
+    x = torch.randn(1024, generator=torch.Generator().manual_seed(0)) * 2
+    x[:4] = torch.tensor([1.9999, -63.0, 2**-10, 448.0])
+    out = torch.empty(1024, dtype=torch.float8_e4m3fn)
+    _round_e4m3[(1,)](x, out, N=1024)
+    assert torch.equal(out.view(torch.uint8), x.to(torch.float8_e4m3fn).view(torch.uint8))
 
 
 def test_bfloat16_dot_multiplies_values():
