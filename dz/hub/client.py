@@ -187,7 +187,7 @@ class Hub:
         Tries again as `download` does. What arrived stays in the part, whatever happens."""
 
         def get() -> bool:
-            from huggingface_hub import get_hf_file_metadata, hf_hub_url
+            from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
             from huggingface_hub.file_download import http_get
             from huggingface_hub.utils import build_hf_headers
 
@@ -200,7 +200,9 @@ class Hub:
             headers = build_hf_headers(token=self._token)
             with opened(part, entry, stop) as (f, there):
                 if there < entry.size:
-                    http_get(url, f, resume_size=there, headers=headers, expected_size=entry.size, tqdm_class=bar)
+                    # A size above the limit makes the client refuse what the hub itself refuses, and a mirror need not.
+                    size = entry.size if entry.size <= constants.MAX_HTTP_DOWNLOAD_SIZE else None
+                    http_get(url, f, resume_size=there, headers=headers, expected_size=size, tqdm_class=bar)
             return True
 
         return self._ask(f"{name}@{commit}", get)

@@ -52,10 +52,13 @@ class Target:
         if path.is_file():
             same = known is not None and (known.size, known.etag) == (entry.size, entry.etag)
             return Job(entry=known if known and same else entry, settled=same)
-        blob = self.hub.blob(self.name, entry)
-        cached = self.local_dir is None and blob.is_file() and blob.stat().st_size == entry.size
         there = have(self.part(entry), entry) if resumable(entry) else 0
-        return Job(entry=entry, fetch=True, bytes=0 if cached else entry.size - there)
+        return Job(entry=entry, fetch=True, bytes=0 if self.cached(entry) else entry.size - there)
+
+    def cached(self, entry: FileEntry) -> bool:
+        """Whether the client's cache has the content under another revision, so that it only has to be linked."""
+        blob = self.hub.blob(self.name, entry)
+        return self.local_dir is None and blob.is_file() and blob.stat().st_size == entry.size
 
     def part(self, entry: FileEntry) -> Path:
         """Where a large file grows until it is whole and right."""
@@ -133,7 +136,7 @@ class _Run:
     def _download(self, job: Job, *, force: bool, again: bool) -> Path:
         """Where the bytes are now: the part of a large file, or the file. `again`: what came before was wrong."""
         entry, target = job.entry, self.target
-        if not resumable(entry) or (job.bytes == 0 and not force):  # the cache has it
+        if not resumable(entry) or (target.cached(entry) and not force):
             return self._client(job, force=force)
         part = target.part(entry)
         if again:

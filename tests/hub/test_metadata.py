@@ -129,7 +129,9 @@ def test_faults_that_pass(hub, ask, base, made, kind, small_steps):
     assert len(read_table(source).entries) == 6
 
 
-@pytest.mark.parametrize(("status", "code"), [(429, "rate_limit"), (500, "hub"), (404, "missing_on_hub"), (403, "auth")])
+@pytest.mark.parametrize(
+    ("status", "code"), [(429, "rate_limit"), (500, "hub"), (404, "missing_on_hub"), (403, "auth")]
+)
 def test_faults_that_stay(hub, ask, base, made, status, code):
     hub.push("org/name", made.model())
     hub.fault(SHARD, "status", times=9, status=status)
