@@ -1,8 +1,8 @@
 """MXFP4 products of experts: codes become bfloat16 in the registers from which the tensor cores read them.
 
 The weights are the left operand (they fill its 64 rows, however few tokens there are), K in an order that costs no
-exchange between threads: a thread loads 16 bytes, one block of 32 codes under one scale, and four neighbours hold 128 of
-K. Rows change places too: a warp loads rows 8 w to 8 w + 7 of either half, and multiplies them as its rows 0 to 15.
+exchange between threads: a thread loads 16 bytes, one block of 32 codes under one scale, and four neighbours hold 128
+of K. Rows change places too: a warp loads rows 8 w to 8 w + 7 of either half, and multiplies them as its rows 0 to 15.
 Of a word of eight codes, codes i and i + 4 share a register once shifted into place; so position
 (word, i / 2, i % 2, thread, half) of K in the product is `32 * thread + 8 * word + i + 4 * half` of the row, and the
 activations are brought into the same order.
@@ -34,9 +34,7 @@ TUNE = Tunable(
     "grouped_gemm_mxfp4/triton",
     {"rows": 16, "columns": 128, "warps": 4, "stages": 4, "per_sm": 3, "split": 1},
     {
-        bucket: [
-            {"rows": r, "columns": c, "warps": w, "stages": s, "per_sm": p, "split": k} for c, w, s, p, k in tiles
-        ]
+        bucket: [{"rows": r, "columns": c, "warps": w, "stages": s, "per_sm": p, "split": k} for c, w, s, p, k in tiles]
         for bucket, r, tiles in (
             ("one", 16, ((64, 4, 4, 4, 4), (64, 4, 4, 4, 7), (64, 4, 4, 4, 2), (128, 4, 4, 3, 7))),
             ("few", 16, ((128, 4, 4, 3, 1), (128, 4, 3, 4, 1), (128, 8, 4, 2, 1), (64, 4, 4, 5, 2), (64, 4, 4, 4, 4))),
@@ -132,7 +130,7 @@ def _activations(rows, ROWS: tl.constexpr):
 
 @triton.jit
 def _products(
-    x_at, w_at, s_at, x_col, depth, begin, end,
+    x_at, w_at, s_at, x_col, groups, begin, end,
     ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr, EXACT: tl.constexpr,
     ASM: tl.constexpr,
 ):  # fmt: skip
@@ -149,9 +147,9 @@ def _products(
             rows = tl.load(x_at + x_k * x_col)
         else:
             s_k = step * 4 + tl.arange(0, 4)[None, :]
-            words = tl.load(w_at + w_k, mask=w_k < depth // 8, other=0)
-            exponents = tl.load(s_at + s_k, mask=s_k < depth // 32, other=0).to(tl.int32)
-            rows = tl.load(x_at + x_k * x_col, mask=x_k < depth, other=0.0)
+            words = tl.load(w_at + w_k, mask=w_k < groups * 4, other=0)
+            exponents = tl.load(s_at + s_k, mask=s_k < groups, other=0).to(tl.int32)
+            rows = tl.load(x_at + x_k * x_col, mask=x_k < groups * 32, other=0.0)
         largest = tl.maximum(largest, exponents)
         left = _weights(words, exponents, COLS, WARPS, EXACT, ASM)
         sums = tl.dot(left, _activations(rows, ROWS).T, sums)
@@ -160,7 +158,7 @@ def _products(
 
 @triton.jit
 def _kernel(
-    x, packed, scales, offsets, out, n_rows, n_columns, depth, experts, x_row, x_col, w_row, s_row,
+    x, packed, scales, offsets, out, n_rows, n_columns, groups, experts, x_row, x_col,
     ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
     EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
@@ -172,16 +170,16 @@ def _kernel(
         m = row + tl.arange(0, ROWS)
         # past the end the last row and column once more: nothing of them is stored
         weight_row = tl.cast(e, tl.int64) * n_columns + tl.minimum(n, n_columns - 1)
-        w_at = packed + weight_row[:, None] * w_row
-        s_at = scales + weight_row[:, None] * s_row
+        w_at = packed + weight_row[:, None] * (groups * 4)  # words of eight codes
+        s_at = scales + weight_row[:, None] * (groups // 4 if EVEN else groups)
         x_at = x + tl.minimum(m, end - 1).to(tl.int64)[:, None] * x_row
-        steps = tl.cdiv(depth, 128) if e < experts else 0  # rows of no expert: zeros
+        steps = tl.cdiv(groups, 4) if e < experts else 0  # rows of no expert: zeros
         share = tl.cdiv(steps, SPLIT)
         first = column % SPLIT * share
         last = tl.minimum(first + share, steps)
-        sums, largest = _products(x_at, w_at, s_at, x_col, depth, first, last, ROWS, COLS, WARPS, EVEN, False, ASM)
+        sums, largest = _products(x_at, w_at, s_at, x_col, groups, first, last, ROWS, COLS, WARPS, EVEN, False, ASM)
         if largest > 128:  # such scales need one product more; hardly any weight has them
-            sums, largest = _products(x_at, w_at, s_at, x_col, depth, first, last, ROWS, COLS, WARPS, EVEN, True, ASM)
+            sums, largest = _products(x_at, w_at, s_at, x_col, groups, first, last, ROWS, COLS, WARPS, EVEN, True, ASM)
         sums = tl.reshape(sums, (COLS // (16 * WARPS), WARPS, 2, 8, ROWS))
         sums = tl.reshape(tl.permute(sums, (0, 2, 1, 3, 4)), (COLS, ROWS))
         at = (column % SPLIT * n_rows + m.to(tl.int64))[None, :] * n_columns + n[:, None]
@@ -218,8 +216,7 @@ def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
     with on(x):
         _kernel[(processors(x.device) * cfg["per_sm"],)](
             x, codes.view(torch.int32), exponents.view(torch.int32) if even else exponents,
-            offsets.to(torch.int32).contiguous(), target, x.shape[0], n, groups * 32, experts, *x.stride(),
-            groups * 4, groups // 4 if even else groups,
+            offsets.to(torch.int32).contiguous(), target, x.shape[0], n, groups, experts, *x.stride(),
             ROWS=cfg["rows"], COLS=cfg["columns"], WARPS=cfg["warps"], SPLIT=split, WIDE=power_of_two(experts + 1),
             EVEN=even, ASM=x.is_cuda, num_warps=cfg["warps"], num_stages=cfg["stages"],
         )  # fmt: skip
