@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from dz.accept.server import Given, Own, Server, serve_command
 from dz.core import jsonio, library
 from dz.core.check import Checklist, Result, load_checklist
 from dz.core.protocols import Progress
+from dz.core.source import Source
 from dz.core.workspace import Workspace
 from dz.hub.lock import Lock
 from dz.settings import Settings
@@ -71,14 +72,17 @@ def checklist_of(name: str) -> Checklist:
     return load_checklist(library.find("checklists", name))
 
 
-def run(request: Request, progress: Progress, told: runner.Told) -> Outcome:
-    """Run a checklist. Raises DzError when there is nothing to run it on; Ctrl-C and SIGTERM end the server and keep
-    every finished result."""
+def run(
+    request: Request, progress: Progress, told: runner.Told, *, look: Callable[[Source], None] = lambda source: None
+) -> Outcome:
+    """Run a checklist. `look` sees the source before anything of it is used, and may refuse it. Raises DzError when
+    there is nothing to run it on; Ctrl-C and SIGTERM end the server and keep every finished result."""
     from dz import hub
 
     checklist = checklist_of(request.checklist)
     runner.choose(runner.lines(checklist), request.choice, {})  # mistakes are told before anything is started
-    lock = hub.resolve_lock(request.model, workspace=request.base)
+    lock = hub.resolve_lock(request.model, workspace=request.base, trust=request.trust)
+    look(lock.source)
     workspace = Workspace.of(lock.source, request.base)
     folder = workspace.evidence(checklist.name)
     where, dtype, plan = _plan(request, lock, workspace, progress)

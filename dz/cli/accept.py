@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from dz.cli import common, output
+from dz.cli.audit import show_audit
 from dz.cli.common import resolve_settings
 from dz.cli.options import ChecklistOption, Device, JunitXml, Model, Plugins, TrustRemoteCode, Workspace
 from dz.core.envelope import envelope
@@ -95,7 +96,12 @@ def accept(
     )
     if list_only:
         return _list(request)
-    done = run(request, output.get().progress(), _told)
+    done = run(
+        request,
+        output.get().progress(),
+        _told,
+        look=lambda source: show_audit(source, trust=request.trust, workspace=request.base),
+    )
     if report is not None:
         done.write(report)
     if junit_xml is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dz.cli import output
+from dz.cli.audit import show_audit
 from dz.cli.common import resolve_settings
 from dz.cli.diff import show as show_difference
 from dz.cli.fit import show as show_fit
@@ -55,7 +56,8 @@ def adapt(
 
     settings = resolve_settings({"workspace": workspace, "device": device, "dtype": dtype})
     base = Path(settings.get("workspace")).absolute()
-    source = hub.resolve(model, workspace=base, headers=dry_run or diff or check)
+    source = hub.resolve(model, workspace=base, headers=dry_run or diff or check, trust=trust_remote_code)
+    show_audit(source, trust=trust_remote_code, workspace=base)
     if diff:
         show_difference(
             model, adapting.make_difference(source, trust=trust_remote_code, progress=output.get().progress())

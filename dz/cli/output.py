@@ -18,7 +18,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
@@ -45,6 +45,7 @@ class Out:
     stdout: TextIO | None = None
     stderr: TextIO | None = None
     documents: int = 0
+    beside: dict[str, Any] = field(default_factory=dict)
 
     def table(self, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
         """A table of the answer. Columns that hold only numbers are set to the right; status words are coloured."""
@@ -71,7 +72,11 @@ class Out:
         if self.documents:
             raise RuntimeError("a command prints exactly one JSON document")
         self.documents += 1
-        self._write(self.stdout or sys.stdout, jsonio.dumps(doc))
+        self._write(self.stdout or sys.stdout, jsonio.dumps({**doc, **self.beside}))
+
+    def attach(self, name: str, value: Any) -> None:
+        """Something that belongs beside the answer, whatever that will be: a key of the document, also on failure."""
+        self.beside[name] = value
 
     def note(self, text: str) -> None:
         """A line worth reading that is not the answer."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dz.cli import output, tables
+from dz.cli.audit import show_audit
 from dz.cli.common import resolve_settings
 from dz.cli.options import (
     BlockSize,
@@ -170,7 +171,7 @@ def serve(
     }  # fmt: skip
     settings = resolve_settings(flags)
     run_plugins(list(plugin or ()), "server")  # before upstream is imported: it looks once at what is installed
-    source = _source(model, revision, settings)
+    source = _source(model, revision, settings, trust=trust_remote_code)
     settings = _with_recipes(source, settings, recipe)
     chosen = {"recipe": recipe, "sets": sets, "frozen": frozen}
     plan = None if no_plan else _plan(source, settings, trust=trust_remote_code, **chosen)
@@ -243,11 +244,13 @@ class _Show:
             self.note(tables.render(columns, rows, width=None, color=False).rstrip("\n"))
 
 
-def _source(model: str, revision: str | None, settings: Settings) -> Source:
+def _source(model: str, revision: str | None, settings: Settings, *, trust: bool) -> Source:
     from dz import hub
 
-    name = model if revision is None else f"{model}@{revision}"
-    return hub.resolve(name, workspace=Path(settings.get("workspace")).absolute())
+    name, base = model if revision is None else f"{model}@{revision}", Path(settings.get("workspace")).absolute()
+    source = hub.resolve(name, workspace=base, trust=trust)
+    show_audit(source, trust=trust, workspace=base)
+    return source
 
 
 def _with_recipes(source: Source, settings: Settings, recipe: str | None) -> Settings:

@@ -163,7 +163,7 @@ def _folder(request: Request, model: Model, workspace: Path | None, progress: Pr
             f"dz fetch {request.model}",
             code="folder_filter",
         )
-    lock, fresh = register(model, workspace, progress=progress, strict=True, force=request.force)
+    lock, fresh = register(model, workspace, progress=progress, strict=True, force=request.force, pin=True)
     path = Workspace.of(lock.source, workspace).fetch
     return Fetched(source=lock.source, document=jsonio.read(path), path=path, fresh=fresh)
 

@@ -17,7 +17,7 @@ from dz.hub.known import commits
 from dz.hub.lock import Ignored, Lock
 from dz.hub.names import Model
 from dz.hub.remote_code import foreign_code
-from dz.hub.stamp import code_hash, listing, local_revision, stamps
+from dz.hub.stamp import code_digest, code_hash, listing, local_revision, stamps
 from dz.hub.verify import examine
 
 
@@ -28,8 +28,10 @@ def register(
     progress: Progress | None = None,
     strict: bool = False,
     force: bool = False,
+    pin: bool = False,
 ) -> tuple[Lock, bool]:
-    """(the lock of a folder, whether it was there already and nothing changed). Nothing is copied.
+    """(the lock of a folder, whether it was there already and nothing changed). Nothing is copied. `pin` is for who
+    means the folder as it is: its code may then run under trust.
 
     Raises Refused with every fault; `strict` also refuses a folder without weights, which is enough for a look at a
     configuration but cannot be served."""
@@ -44,7 +46,7 @@ def register(
     if known and not force:
         _refuse_broken(known)
     if known and not force and _same(known, source) and (known.complete or not strict):
-        return known, True
+        return (known, True) if known.pinned or not pin else (_pinned(known, workspace), False)
     findings = examine(folder, paths, progress=progress or Silent())
     findings.refuse(str(folder), "mend or fetch these files again; `git lfs pull` if it is a clone")
     if strict and not findings.layout.shards:
@@ -59,14 +61,21 @@ def register(
         ),
         notes=(*findings.notes, *_mixed(folder, paths)),
         stamps=stamps(source),
+        pinned=pin or bool(known and known.pinned),
     )
     locks.write(lock, workspace, inputs={"model": str(folder)})
     return lock, False
 
 
+def _pinned(lock: Lock, workspace: Path | None) -> Lock:
+    lock = replace(lock, pinned=True)
+    locks.write(lock, workspace, inputs={"model": lock.source.folder})
+    return lock
+
+
 def source_of(folder: Path, paths: tuple[str, ...]) -> Source:
-    """The source that a folder with these files is now; its hashes are not known."""
-    files = tuple(FileEntry(path=p, size=_size(folder / p)) for p in paths)
+    """The source that a folder with these files is now; of its hashes only those of code are known."""
+    files = tuple(FileEntry(path=p, size=_size(folder / p), sha256=code_digest(folder / p)) for p in paths)
     return Source(
         name=str(folder),
         folder=str(folder),
@@ -83,7 +92,7 @@ def _remember(source: Source, before: Sequence[Lock]) -> Source:
 
     def hashed(f: FileEntry) -> FileEntry:
         old = known.get(f.path)
-        return old if old and old.size == f.size else f
+        return old if old and old.size == f.size and not f.sha256 else f
 
     return replace(source, files=tuple(hashed(f) for f in source.files))
 

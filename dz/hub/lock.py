@@ -41,7 +41,8 @@ class Lock:
     compared with the hub's hash; `foreign_code` are other repositories whose code an `auto_map` names; `stamps` are
     modification times in microseconds, by which a changed file is noticed without reading it; `include` and `exclude`
     are the globs it was fetched with; `broken` are the files that `dz fetch --verify` found broken: nothing uses the
-    source until they are mended."""
+    source until they are mended; `pinned` says that the user registered a folder, so that its code may run under
+    trust (a commit is a pin by itself)."""
 
     source: Source
     requested: str = ""
@@ -57,6 +58,7 @@ class Lock:
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     broken: tuple[str, ...] = ()
+    pinned: bool = False
 
     @property
     def label(self) -> str:

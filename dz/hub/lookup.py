@@ -12,20 +12,22 @@ from dz.hub.local import register
 from dz.hub.lock import Lock
 from dz.hub.names import Model, near, parse
 from dz.hub.pin import ambiguous, matching
+from dz.hub.remote_code import refuse_no_pin
 
 
-def resolve(model: str, *, workspace: Path | None = None, headers: bool = False) -> Source:
+def resolve(model: str, *, workspace: Path | None = None, headers: bool = False, trust: bool = False) -> Source:
     """The source that MODEL names. `org/name[@rev]` is found by its lock; a folder is checked and locked on the fly,
     and gets a new rev8 when its configuration, code or headers changed.
 
-    `headers` is for who needs no weights: a source of which only the headers were fetched will do.
+    `headers` is for who needs no weights: a source of which only the headers were fetched will do. `trust` is for who
+    runs its code: a folder's must be that which `dz fetch` registered.
 
     Raises UsageError for what was never fetched and when several locks fit, Refused when the files are not those that
     were checked, and for a source of headers alone."""
-    return resolve_lock(model, workspace=workspace, headers=headers).source
+    return resolve_lock(model, workspace=workspace, headers=headers, trust=trust).source
 
 
-def resolve_lock(model: str, *, workspace: Path | None = None, headers: bool = False) -> Lock:
+def resolve_lock(model: str, *, workspace: Path | None = None, headers: bool = False, trust: bool = False) -> Lock:
     """As `resolve`, with everything that the lock holds."""
     wanted = parse(model)
     if wanted.path is not None:
@@ -37,7 +39,10 @@ def resolve_lock(model: str, *, workspace: Path | None = None, headers: bool = F
                 f"./{model} for the folder, {twin[0].label} for the repository",
                 code="ambiguous_model",
             )
-        return register(wanted, workspace)[0]
+        lock = register(wanted, workspace)[0]
+        if trust and lock.source.code_hash:
+            refuse_no_pin(model, lock, workspace)
+        return lock
     lock = the_lock(wanted, workspace)
     _refuse_broken(lock)
     _refuse_changed(lock)

@@ -11,6 +11,7 @@ from typing import Any
 from dz.core.source import Source
 from dz.errors import Refused
 from dz.hub import lock as locks
+from dz.hub.lock import Lock
 from dz.hub.stamp import code_hash, listing
 
 _CODE = ".py"
@@ -96,7 +97,11 @@ def changed_code(source: Source, workspace: Path | None = None) -> tuple[tuple[t
     """((Python file, "changed", "new" or "gone") of each that differs from the last fetch, that lock's name).
 
     The lock of the same repository or folder that was written last under another revision is compared with."""
-    before = next((k for k in locks.of_name(source.name, workspace) if k.source.rev8 != source.rev8), None)
+    if source.commit:
+        known = locks.of_name(source.name, workspace)
+    else:
+        known = locks.of_folder_name(source.path, workspace)
+    before = next((k for k in known if k.source.rev8 != source.rev8 and (k.pinned or k.source.commit)), None)
     if before is None:
         return (), ""
     was, now = (
@@ -108,11 +113,12 @@ def changed_code(source: Source, workspace: Path | None = None) -> tuple[tuple[t
     return tuple(sorted(words.items())), f"{Path(before.source.name).name}@{before.source.rev8}"
 
 
-def refuse_no_pin(model: str, folder: Path, code: str, workspace: Path | None = None) -> None:
-    """Raise Refused unless a folder's code was registered by `dz fetch` as it is now. `code` is its digest now.
+def refuse_no_pin(model: str, lock: Lock, workspace: Path | None = None) -> None:
+    """Raise Refused unless a folder's code was registered by `dz fetch` as it is in this lock.
 
     Only that makes a pin: a look at a folder by another command locks it as well, and is no consent to run it."""
-    held = [k for k in locks.of_name(str(folder), workspace) if k.pinned]
+    held = [k for k in locks.of_folder_name(lock.source.path, workspace) if k.pinned]
+    code = lock.source.code_hash
     if any(k.source.code_hash == code for k in held):
         return
     why = "its code was never registered"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -48,6 +49,11 @@ def code_hash(folder: Path, paths: Iterable[str]) -> str:
     for path in files:
         _add(h, path, (folder / path).read_bytes())
     return h.hexdigest()
+
+
+def code_digest(path: Path) -> str:
+    """The sha256 of a Python file; empty for other files."""
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.suffix == ".py" and path.is_file() else ""
 
 
 def local_revision(folder: Path, paths: Sequence[str]) -> str:

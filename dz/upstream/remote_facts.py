@@ -14,7 +14,8 @@ from dz.core.source import Source
 from dz.hub.remote_code import Reference, code_files, references
 
 Guard = Literal["", "try", "if", "typing"]
-_CACHE = re.compile(r"cache|past|layer_past|mems", re.IGNORECASE)
+_CACHE = re.compile(r"cache|past", re.IGNORECASE)
+_NO_CACHE = re.compile(r"position|cached|implementation|length", re.IGNORECASE)
 _IMPORT_FAULTS = {"ImportError", "ModuleNotFoundError", "Exception", "BaseException"}
 
 
@@ -59,7 +60,8 @@ class Use:
     @property
     def of_cache(self) -> bool:
         """Whether the receiver's name says that it is a cache."""
-        return bool(_CACHE.search(self.receiver.rpartition(".")[2] or self.receiver))
+        last = self.receiver.rpartition(".")[2]
+        return bool(_CACHE.search(last)) and not _NO_CACHE.search(last)
 
 
 @dataclass(frozen=True, slots=True)

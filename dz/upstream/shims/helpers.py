@@ -54,7 +54,7 @@ def make_export_config(real: Any) -> Any:
 @cache
 def byte_letters() -> dict[int, str]:
     """Each byte as a printable letter, as byte-level BPE vocabularies write it: printable Latin-1 stands for itself,
-    the other bytes in order for the letters from U+0100 on (the table of the GPT-style byte-level BPE)."""
+    the other bytes in order for the letters from U+0100 on (the published table of byte-level BPE)."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     hidden = [b for b in range(256) if b not in shown]
     return {b: chr(b) for b in shown} | {b: chr(256 + n) for n, b in enumerate(hidden)}
