@@ -13,13 +13,23 @@ if not torch.accelerator.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-@pytest.fixture(scope="session")
-def tiny():
-    """tests/tiny.py: tiny random checkpoints of many architectures, and what upstream generates from them."""
-    path = Path(__file__).with_name("tiny.py")
-    spec = importlib.util.spec_from_file_location("dz_tests_tiny_checkpoints", path)
+def _beside(file, name):
+    path = Path(__file__).with_name(file)
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
     spec.loader.exec_module(module)
-    torch.set_num_threads(1)
     return module
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """tests/tiny.py: tiny random checkpoints of many architectures, and what upstream generates from them."""
+    torch.set_num_threads(1)
+    return _beside("tiny.py", "dz_tests_tiny_checkpoints")
+
+
+@pytest.fixture(scope="session")
+def giant():
+    """tests/giant.py: repositories of headers alone, of any size."""
+    return _beside("giant.py", "dz_tests_giant")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dz.core.collector import paused
 from dz.core.headers import Header, lfs_stub, read_header
 from dz.core.index import INDEX_SUFFIX, Fault, Layout, broken, choose, is_weight, shard_faults
 from dz.core.protocols import Progress, Silent
@@ -34,6 +35,7 @@ class Findings:
             raise broken(where, self.faults, next, shards=len(self.layout.shards))
 
 
+@paused()
 def examine(
     folder: Path,
     paths: Sequence[str],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Literal
@@ -13,6 +13,7 @@ from dz.inspect.outline import Outline
 from dz.weights.families import FAMILIES, Recognised
 
 Split = Literal["experts", "matrix", "whole"]
+_FEW = 3  # a numbered list of more members than these is one of experts where no configuration says how many
 _NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
 
@@ -60,11 +61,13 @@ class Ledger:
 
 @dataclass(slots=True)
 class Kind:
-    """Weights alike: one glob, format and logical shape. `at` are the numbers in their names, one tuple a weight."""
+    """Weights alike: one glob, format and logical shape. `at` are the numbers in their names, one tuple a weight;
+    `plain` tells a tensor as it stands in the files from a quantised weight."""
 
     glob: str
     format: str
     shape: tuple[int, ...]
+    plain: bool = True
     tensors: int = 0
     bytes: int = 0
     at: list[tuple[int, ...]] = field(default_factory=list)
@@ -79,6 +82,21 @@ class Kind:
         """Logical values of all."""
         return self.each * len(self.at)
 
+    def name(self, at: tuple[int, ...]) -> str:
+        """The name of the weight with these numbers."""
+        pieces = self.glob.split("*")
+        return pieces[0] + "".join(f"{n}{piece}" for n, piece in zip(at, pieces[1:], strict=True))
+
+    def divided(self, groups: Mapping[str, list[tuple[int, ...]]]) -> Iterator[tuple[Kind, str]]:
+        """The kind in parts, with the label of each; tensors and bytes are shared out by number."""
+        left, tensors, size = len(self.at), self.tensors, self.bytes
+        for label, at in groups.items():
+            share = Kind(
+                self.glob, self.format, self.shape, self.plain, tensors * len(at) // left, size * len(at) // left, at
+            )
+            left, tensors, size = left - len(at), tensors - share.tensors, size - share.bytes
+            yield share, label
+
 
 def kinds(headers: Mapping[str, TensorInfo], found: Recognised) -> list[Kind]:
     """All weights of a checkpoint, alike ones together, in the order of their first."""
@@ -86,7 +104,10 @@ def kinds(headers: Mapping[str, TensorInfo], found: Recognised) -> list[Kind]:
     for name, format_, shape, tensors, size in _units(headers, found):
         numbers = tuple(int(n) for n in _NUMBER.findall(name))
         glob = _NUMBER.sub("*", name) if numbers else name
-        kind = out.setdefault((glob, format_, shape), Kind(glob, format_, shape))
+        key = (glob, format_, shape)
+        kind = out.get(key)
+        if kind is None:
+            kind = out[key] = Kind(glob, format_, shape, plain=format_ not in FAMILIES)
         kind.tensors += tensors
         kind.bytes += size
         kind.at.append(numbers)
@@ -104,15 +125,11 @@ def _units(
         yield name, info.dtype, info.shape, 1, info.bytes
 
 
-def ledger(headers: Mapping[str, TensorInfo], found: Recognised, shape: Outline) -> Ledger:
+def ledger(headers: Mapping[str, TensorInfo], structure: Structure) -> Ledger:
     """The ledger of a checkpoint of which no class is known. Ops are told by structure: numbered lists, shapes, and
     only then by the words that names usually hold, so that a checkpoint under other names adds up as well."""
-    all_kinds = kinds(headers, found)
-    stem = _decoder(all_kinds)
-    routers = {_parent(k.glob) for k in all_kinds if k.shape == (shape.expert_count, shape.hidden)}
-    reader = _Reader(shape, stem, _lists(all_kinds, stem), routers)
-    named = [(k, *reader.op(k)) for k in all_kinds]
-    layers = {at[0] for k in all_kinds if _inside(k, stem) for at in k.at}
+    named = [(k, *structure.op(k)) for k in structure.kinds]
+    layers = {at[0] for k in structure.kinds if structure.inside(k) for at in k.at}
     return total(named, headers, layers=len(layers))
 
 
@@ -191,48 +208,72 @@ def _lists(all_kinds: Iterable[Kind], stem: str) -> dict[str, int]:
     return out
 
 
-@dataclass(slots=True)
-class _Reader:
-    """Tells ops apart. `lists` are the numbered lists inside layers with their lengths, `routers` the names of
-    what holds a matrix from the hidden vector to the experts."""
+class Structure:
+    """What lies where in a checkpoint, by names' numbers and by shapes. `kinds` are all weights, alike ones together;
+    `experts` is the number of routed experts of a layer."""
 
-    shape: Outline
-    stem: str
-    lists: Mapping[str, int]
-    routers: Collection[str]
-    tables: int = 0
+    def __init__(self, headers: Mapping[str, TensorInfo], found: Recognised, shape: Outline) -> None:
+        self.kinds = kinds(headers, found)
+        self.shape = shape
+        self.experts = shape.expert_count
+        self._stem = _decoder(self.kinds)
+        self._lists = _lists(self.kinds, self._stem)
+        router = (self.experts, shape.hidden)
+        self._routers = {_parent(k.glob) for k in self.kinds if k.shape == router}
+        if not self.experts:
+            self.experts = max((n for n in self._lists.values() if n > _FEW), default=0)
+        self._tables = self._name_tables()
+
+    def inside(self, k: Kind) -> bool:
+        """Whether weights lie in the decoder's layers."""
+        return _inside(k, self._stem)
+
+    def expert_list(self, k: Kind) -> bool:
+        """Whether weights are members of a layer's numbered list of experts."""
+        if len(k.at[0]) < 2 or not self.inside(k):
+            return False
+        return self._lists["*".join(k.glob.split("*")[:2])] == self.experts > 0
+
+    def by_expert(self, k: Kind) -> bool:
+        """Whether the first axis of weights counts experts."""
+        return self._stacked(k) or (k.shape[:1] == (self.experts,) and _parent(k.glob) in self._routers)
+
+    def split(self, k: Kind) -> Split:
+        """How many devices share weights."""
+        return self.op(k)[1]
 
     def op(self, k: Kind) -> tuple[str, Split]:
         """(op, split) of weights alike."""
-        words, inside = k.glob.lower(), _inside(k, self.stem)
-        if inside and self._expert(k, words):
+        if self.expert_list(k) or self._stacked(k):
             return "experts", "experts"
         if sum(d > 1 for d in k.shape) < 2:
-            return self._vector(k, words)
+            return self._vector(k)
         if len(k.shape) == 3 and k.shape[1] == 1:
             return "causal_conv", "matrix"
-        if not inside and k.shape == (self.shape.vocab, self.shape.hidden):
-            return self._table(words), "matrix"
-        if k.shape == (self.shape.expert_count, self.shape.hidden):
+        if k.glob in self._tables:
+            return self._tables[k.glob], "matrix"
+        if k.shape == (self.experts, self.shape.hidden):
             return "router", "matrix"
         return ("linear" if len(k.shape) == 2 else "other"), "matrix"
 
-    def _expert(self, k: Kind, words: str) -> bool:
-        count = self.shape.expert_count
-        if len(k.at[0]) > 1:
-            length = self.lists["*".join(k.glob.split("*")[:2])]
-            return length == count if count else length > 3
-        return count > 1 and len(k.shape) > 1 and k.shape[0] == count and (len(k.shape) == 3 or "expert" in words)
+    def _stacked(self, k: Kind) -> bool:
+        """Weights of all experts of a layer in one tensor."""
+        if self.experts < 2 or not self.inside(k) or len(k.shape) < 2 or k.shape[0] != self.experts:
+            return False
+        return (len(k.shape) == 3 and k.shape[1] > 1) or "expert" in k.glob
 
-    def _table(self, words: str) -> str:
-        """Embedding or head: by the words of the name, else the first in the files is the embedding."""
-        if "emb" in words or "wte" in words:
-            return "embedding"
-        self.tables += 1
-        return "lm_head" if "head" in words or self.tables > 1 else "embedding"
-
-    def _vector(self, k: Kind, words: str) -> tuple[str, Split]:
-        if k.shape == (self.shape.expert_count,) and _parent(k.glob) in self.routers:
+    def _vector(self, k: Kind) -> tuple[str, Split]:
+        if k.shape == (self.experts,) and _parent(k.glob) in self._routers:
             return "router", "whole"
-        leaf = words.split("*")[-1]
+        leaf = k.glob.lower().split("*")[-1]
         return ("norm" if "norm" in leaf or "ln_" in leaf else "vector"), "whole"
+
+    def _name_tables(self) -> dict[str, str]:
+        """Embedding and head: by the words of their names, else the first in the files is the embedding."""
+        size = (self.shape.vocab, self.shape.hidden)
+        globs = [k.glob for k in self.kinds if not self.inside(k) and k.shape == size]
+        rest = [g for g in globs if "emb" not in g.lower() and "wte" not in g.lower() and "head" not in g.lower()]
+        out = {g: "lm_head" if "head" in g.lower() else "embedding" for g in globs if g not in rest}
+        for g in rest:
+            out[g] = "lm_head" if "embedding" in out.values() else "embedding"
+        return out

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dz.core.collector import paused
 from dz.core.headers import TensorInfo, source_header
 from dz.core.index import Fault, Layout, broken, choose, shard_faults
 from dz.core.source import Source
@@ -41,6 +42,7 @@ class Table:
         yield from groups.items()
 
 
+@paused()
 def read_table(source: Source) -> Table:
     """Read every header of a source. Only the files that the source lists count, so a stray file is never opened. For a
     source of headers alone the table is as good; `open_checkpoint` refuses it.

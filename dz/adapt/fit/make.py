@@ -10,15 +10,17 @@ from dz.adapt.fit.estimate import estimate
 from dz.adapt.fit.model import CachePart, Fit, Format
 from dz.adapt.fit.ops import of_sites, of_structure
 from dz.adapt.fit.splits import Budget, converted_bytes, splits
+from dz.core.collector import paused
 from dz.core.device import Device
 from dz.core.headers import TensorInfo
 from dz.core.index import is_weight
-from dz.core.inventory import Inventory
 from dz.core.registry import Registry
 from dz.core.source import Source
 from dz.errors import Refused
-from dz.inspect.ledger import Ledger, ledger
+from dz.inspect import reduced
+from dz.inspect.ledger import Ledger, Structure, ledger
 from dz.inspect.outline import Outline, outline
+from dz.inspect.reduced import Reduced
 from dz.settings import Settings
 from dz.upstream.config import architecture, raw_config
 from dz.weights.families import FAMILIES, recognise
@@ -29,6 +31,7 @@ _PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I8": "int8"}
 DISAGREE = 0.15  # a configuration and headers that differ by more in parameters are worth a note
 
 
+@paused()
 def make_fit(source: Source, *, trust: bool, device: str, settings: Settings, registry: Registry | None = None) -> Fit:
     """The fit of a source on a device by profile ("H200x8"). Nothing is written and no weight is read; code of the
     repository runs only under `trust`.
@@ -38,18 +41,52 @@ def make_fit(source: Source, *, trust: bool, device: str, settings: Settings, re
     found = backends.profile(device)
     raw = raw_config(source)
     notes: list[str] = []
-    shape = outline(_complete(source, raw, trust, notes))
+    complete = _complete(source, raw, trust, notes)
+    shape = outline(complete if complete is not None else raw)
     headers = _headers(source)
-    band, reason, known = 0.0, "headers give every byte", "headers"
-    if headers:
-        recognised = recognise(headers, raw, source.path)
-        weights = ledger(headers, recognised, shape)
-        notes += recognised.notes
-        notes += _cross_check(weights, shape)
-    else:
-        weights, band, reason = estimate(raw, shape)
-        known = "configuration"
-    return assemble(source, shape, weights, found, settings, registry, known=known, band=(band, reason), notes=notes)
+    if not headers:
+        weights, *band = estimate(raw, shape)
+        return assemble(source, shape, weights, found, settings, registry, "configuration", tuple(band), notes)
+    recognised = recognise(headers, raw, source.path)
+    structure = Structure(headers, recognised, shape)
+    weights, known, read = ledger(headers, structure), "headers", None
+    if complete is not None:
+        read = _with_class(source, raw, complete, headers, structure, trust, registry, notes)
+    if read is not None:
+        weights, known = read.ledger, "headers and class"
+    notes += [*recognised.notes, *_cross_check(weights, shape)]
+    return assemble(
+        source, shape, weights, found, settings, registry, known, (0.0, "headers give every byte"), notes, read
+    )
+
+
+def _with_class(
+    source: Source,
+    raw: Mapping[str, Any],
+    complete: Mapping[str, Any],
+    headers: Mapping[str, TensorInfo],
+    structure: Structure,
+    trust: bool,
+    registry: Registry,
+    notes: list[str],
+) -> Reduced | None:
+    """The model read through its class; None with a note where that cannot be built."""
+    try:
+        found = reduced.read(source, raw, complete, headers, structure, trust=trust, registry=registry)
+    except Refused as e:
+        notes.append(f"read without its class: {e.what}, {e.why}")
+        return None
+    cut = found.cut
+    notes.append(
+        f"{cut.kept} of {cut.layers} layers were built"
+        + (f", {cut.experts} of {cut.experts_in_all} experts in each" if cut.experts_in_all else "")
+        + "; the rest is counted from headers"
+    )
+    covered = found.inventory.coverage
+    for word in ("missing", "unexpected", "shape_changed"):
+        if names := getattr(covered, word):
+            notes.append(f"{len(names)} tensors of these {word.replace('_', ' ')}: {', '.join(names[:3])}")
+    return found
 
 
 def assemble(
@@ -59,11 +96,10 @@ def assemble(
     device: Device,
     settings: Settings,
     registry: Registry,
-    *,
     known: Any,
     band: tuple[float, str],
     notes: list[str],
-    inventory: Inventory | None = None,
+    read: Reduced | None = None,
 ) -> Fit:
     """The document from what was read."""
     share = "cpu_memory_utilization" if device.kind == "cpu" else "gpu_memory_utilization"
@@ -75,8 +111,8 @@ def assemble(
         converted=converted_bytes(device),
     )
     ops = (
-        of_sites(inventory, registry, device, shape.dtype)
-        if inventory is not None
+        of_sites(read, registry, device, shape.dtype)
+        if read is not None
         else of_structure(weights, shape, registry, device, shape.dtype)
     )
     return Fit(
@@ -103,13 +139,13 @@ def assemble(
     )
 
 
-def _complete(source: Source, raw: Mapping[str, Any], trust: bool, notes: list[str]) -> Mapping[str, Any]:
-    """The configuration with upstream's defaults where its class is at hand, else as it is written."""
+def _complete(source: Source, raw: Mapping[str, Any], trust: bool, notes: list[str]) -> Mapping[str, Any] | None:
+    """The configuration with its class's defaults; None with a note where no class is at hand."""
     try:
         return architecture(source, trust=trust).config.to_dict()
     except Refused as e:
         notes.append(f"read without a class: {e.what}, {e.why}")
-        return raw
+        return None
 
 
 def _headers(source: Source) -> dict[str, TensorInfo]:

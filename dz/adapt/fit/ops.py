@@ -6,10 +6,11 @@ from collections.abc import Iterable
 
 from dz.adapt.fit.model import OpRow
 from dz.core.device import Device
-from dz.core.inventory import Inventory, Site
+from dz.core.inventory import Site
 from dz.core.registry import Registry
 from dz.inspect.ledger import Ledger
 from dz.inspect.outline import Outline
+from dz.inspect.reduced import Reduced
 
 PHASES = ("prefill", "decode")
 REFERENCE = "reference (slow, exact)"
@@ -43,20 +44,19 @@ def of_structure(weights: Ledger, shape: Outline, registry: Registry, device: De
     return tuple(_row(op, n, registry, device, dtype) for op, n in counts.items())
 
 
-def of_sites(inventory: Inventory, registry: Registry, device: Device, dtype: str) -> tuple[OpRow, ...]:
+def of_sites(read: Reduced, registry: Registry, device: Device, dtype: str) -> tuple[OpRow, ...]:
     """The ops of a model whose class was read: known sites by op; each variant or unknown one with its reason."""
-    out = []
     known: dict[str, int] = {}
-    for s in inventory.sites:
-        if s.status == "known" and s.op is not None:
-            known[s.op] = known.get(s.op, 0) + len(s.members)
-    out += [_row(op, n, registry, device, dtype) for op, n in known.items()]
     rest: dict[tuple[str, str], int] = {}
-    for s in inventory.sites:
-        if s.status != "known":
-            why = f"none, because {_why(s)}; upstream's code runs"
-            rest[(s.op or s.cls, why)] = rest.get((s.op or s.cls, why), 0) + len(s.members)
-    return (*out, *(OpRow(op=op, count=n, prefill=why, decode=why) for (op, why), n in rest.items()))
+    for s in read.inventory.sites:
+        count = read.counts[s.id]
+        if s.status == "known" and s.op is not None:
+            known[s.op] = known.get(s.op, 0) + count
+        else:
+            key = (s.op or s.cls, f"none, because {_why(s)}; upstream's code runs")
+            rest[key] = rest.get(key, 0) + count
+    rows = [_row(op, n, registry, device, dtype) for op, n in known.items()]
+    return (*rows, *(OpRow(op=op, count=n, prefill=why, decode=why) for (op, why), n in rest.items()))
 
 
 def _why(site: Site) -> str:

@@ -44,10 +44,15 @@ class Keys:
         return value if isinstance(value, bool) else default
 
 
+def is_sense(name: str) -> bool:
+    """Whether a part of a configuration by this name belongs to what sees or hears, not to the language model."""
+    return any(s in name for s in _SENSES)
+
+
 def _language(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The innermost configuration of a language model: an object with a width and layers that belongs to no sense."""
     for name, value in raw.items():
-        if isinstance(value, Mapping) and not any(s in name for s in _SENSES):
+        if isinstance(value, Mapping) and not is_sense(name):
             found = _language(value)
             if found is None and "hidden_size" in value and ("num_hidden_layers" in value or "vocab_size" in value):
                 found = value
