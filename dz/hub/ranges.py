@@ -28,7 +28,7 @@ def prefix(get: Callable[[int, int], bytes], size: int, name: str, first: int = 
     if raw.startswith(LFS_MAGIC):
         raise Refused(
             f"{name} is a git-LFS pointer, not the file",
-            f"the hub itself has {size:,} bytes of a pointer where the weights should be",
+            f"a git-LFS pointer of {size:,} bytes; the hub itself has it where the weights should be",
             "look at the repository's other revisions",
             code="lfs_stub",
         )
