@@ -17,6 +17,9 @@ _EXPRESSED = {
     *("dropout", "scaling", "sliding_window", "s_aux", "softcap", "position_ids", "attention_mask", "is_causal"),
     *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
 }
+# Arguments of a module that attends within the parts of a packed row; the op's `cu_q` and `cu_k` express them, and the
+# angles of the positions are turned before the interface.
+_PACKED = frozenset({"cu_seqlens", "max_seqlen", "rotary_pos_emb"})
 _PICKS = {
     "indices": "a child picks the keys that each query sees",
     "block_indices": "a child picks the blocks of keys that each query sees",
@@ -33,20 +36,15 @@ def _seen(site: SiteView) -> Facts | None:
 def low_rank(module: nn.Module) -> tuple[int, int] | None:
     """(rank R, rotary width) of a low-rank key-value path: a projection to R + r channels, a norm over R of them, a
     projection from R; the query's path, which norms all it projects, is not one."""
-    linears = [
-        m for m in module.children() if isinstance(getattr(m, "weight", None), torch.Tensor) and m.weight.dim() == 2
-    ]  # type: ignore[union-attr]
-    norms = {
-        m.weight.shape[0]
-        for m in module.children()
-        if isinstance(getattr(m, "weight", None), torch.Tensor) and m.weight.dim() == 1
-    }  # type: ignore[union-attr]
+    weights = [w for m in module.children() if isinstance(w := getattr(m, "weight", None), torch.Tensor)]
+    linears = [w for w in weights if w.dim() == 2]
+    norms = {w.shape[0] for w in weights if w.dim() == 1}
     found = []
     for down in linears:
         for up in linears:
-            rank = up.weight.shape[1]  # type: ignore[union-attr, index]
-            extra = down.weight.shape[0] - rank  # type: ignore[union-attr, index, operator]
-            if up is not down and rank in norms and 0 <= extra < rank and down.weight.shape[1] > rank // 4:  # type: ignore[union-attr, index, operator]
+            rank = up.shape[1]
+            extra = down.shape[0] - rank
+            if up is not down and rank in norms and 0 <= extra < rank and down.shape[1] > rank // 4:
                 found.append((extra, rank))
     named = getattr(module, "kv_lora_rank", None)
     rotary = [(e, r) for e, r in found if (r == named if isinstance(named, int) else e > 0)]
@@ -85,7 +83,8 @@ def _differences(f: Facts) -> list[str]:
     out += [f"reads .{a} of the cache" for a in sorted(f.reaches - {"update"}) if not a.startswith("__")]
     if f.mask_changed:
         out.append("changes its mask")
-    out += [f"takes {t}" for t in f.takes]
+    packed = _PACKED if "cu_seq_lens_q" in f.keywords else frozenset()
+    out += [f"takes {t}" for t in f.takes if t not in packed]
     return out
 
 
