@@ -44,7 +44,8 @@ def _product(a: torch.Tensor, b: torch.Tensor, name: str):  # noqa: ANN202  a cl
     rows = torch.ones(len(x), 1, device=x.device)
     columns = torch.ones(1, len(y), device=y.device)
     transposed = y.t().contiguous().t()
-    return lambda: torch._scaled_mm(x, transposed, rows, columns, out_dtype=torch.bfloat16)
+    scaled_mm = torch.ops.aten._scaled_mm
+    return lambda: scaled_mm(x, transposed, rows, columns, out_dtype=torch.bfloat16)
 
 
 def floor(cost: Cost, best: Ceilings) -> tuple[float, str]:

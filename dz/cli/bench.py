@@ -126,7 +126,7 @@ def tune(kernel: str, device: DeviceOption = "auto", only: Only = "", keep: Keep
     ]
     out.table(("SHAPE", "BUCKET", "US", "CONFIG", "NOTE"), cells)
     if keep:
-        path = tuning.keep(trials, detect(device).name, dict(k.partition("=")[::2] for k in keep))
+        path = tuning.keep(trials, detect(device).name, {k.partition("=")[0]: k.partition("=")[2] for k in keep})
         out.note(f"kept in {path}")
     out.result(len(trials), f"{len(trials)} trials")
     return 0
