@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TextIO
 
+BYTES = ("B", "bytes")  # the units of a step that is counted in bytes
 EVERY = 30.0  # seconds between two plain lines of one step
 
 
@@ -21,14 +22,30 @@ def size(n: float) -> str:
 
 def amount(n: int, unit: str) -> str:
     """`n` of a unit: bytes as a size, anything else as a number."""
-    if unit in ("B", "bytes"):
+    if unit in BYTES:
         return size(n)
     return f"{n:,} {unit}".rstrip()
 
 
+def span(seconds: float) -> str:
+    """A time in the unit people read: 40 s, 12 min, 3.5 h."""
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def pace(done: int, total: int | None, seconds: float) -> str:
+    """The rate of bytes since a step began and, if the total is known, the time that is left at this rate."""
+    if done <= 0 or seconds <= 0:
+        return ""
+    rate = done / seconds
+    left = f", {span((total - done) / rate)} left" if total and total > done else ""
+    return f", {size(rate)}/s{left}"
+
+
 class Plain:
-    """One line when a step starts, one when it ends with its seconds, and one every 30 s while it advances. Steps may
-    be advanced from several threads."""
+    """One line when a step starts, one when it ends with its seconds, and one every 30 s while it advances, for bytes
+    with rate and time left. Steps may be advanced from several threads."""
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
         self._say, self._clock, self._lock = say, clock, threading.Lock()
@@ -50,7 +67,9 @@ class Plain:
             if now - self._said >= EVERY:
                 self._said = now
                 of = f" of {amount(self._total, self._unit)}" if self._total else ""
-                self._say(f"{self._name}: {amount(self._done, self._unit)}{of}, {now - self._begun:.0f} s")
+                seconds = now - self._begun
+                rate = pace(self._done, self._total, seconds) if self._unit in BYTES else ""
+                self._say(f"{self._name}: {amount(self._done, self._unit)}{of}, {seconds:.0f} s{rate}")
 
     def finish(self, note: str = "") -> None:
         """The step is done."""
@@ -65,7 +84,7 @@ class Plain:
 
 
 class Live:
-    """A bar that redraws itself while a step runs and leaves one line behind when it ends."""
+    """A bar that redraws itself while a step runs, for bytes with rate and time left, and leaves one line behind."""
 
     def __init__(self, stream: TextIO, *, color: bool) -> None:
         from rich.console import Console
@@ -76,13 +95,16 @@ class Live:
 
     def start(self, name: str, total: int | None = None, unit: str = "") -> None:
         """A step begins; one that was still open is closed."""
-        from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich import progress as rich
 
         self._stop()
         self._name, self._begun = name, time.monotonic()
-        count = DownloadColumn() if unit in ("B", "bytes") else MofNCompleteColumn()
-        columns = [TextColumn("{task.description}", markup=False), BarColumn(), count, TimeElapsedColumn()]
-        self._bar = Progress(*columns, console=self._console, transient=True)
+        columns = [rich.TextColumn("{task.description}", markup=False), rich.BarColumn()]
+        if unit in BYTES:
+            columns += [rich.DownloadColumn(), rich.TransferSpeedColumn(), rich.TimeRemainingColumn()]
+        else:
+            columns += [rich.MofNCompleteColumn(), rich.TimeElapsedColumn()]
+        self._bar = rich.Progress(*columns, console=self._console, transient=True)
         self._bar.add_task(name, total=total)
         self._bar.start()
 

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dz.cli.progress import Live, Plain, amount, size
+from dz.cli.progress import Live, Plain, amount, pace, size
 
 
 @pytest.mark.parametrize(
@@ -48,11 +48,26 @@ def test_plain_lines():
     p.finish("5 files")
     assert said == [
         "download (4.0 MB)",
-        "download: 1.5 MB of 4.0 MB, 30 s",
-        "download: 2.5 MB of 4.0 MB, 61 s",
+        "download: 1.5 MB of 4.0 MB, 30 s, 50.0 kB/s, 50 s left",
+        "download: 2.5 MB of 4.0 MB, 61 s, 41.0 kB/s, 37 s left",
         "one file was there",
         "download: done in 62.5 s (5 files)",
     ]
+
+
+def test_time_left_in_the_unit_people_read():
+    assert pace(10, 100, 10) == ", 1 B/s, 90 s left" and pace(10, None, 10) == ", 1 B/s"
+    assert pace(0, 100, 10) == pace(5, 100, 0) == ""
+    assert pace(10**9, 10**12, 5) == ", 200 MB/s, 83 min left" and pace(10**9, 10**13, 5).endswith("13.9 h left")
+
+
+def test_plain_counts_other_things_without_a_rate():
+    said, clock = [], Clock()
+    p = Plain(said.append, clock)
+    p.start("headers", 96, "files")
+    clock.now = 30.0
+    p.advance(40)
+    assert said[-1] == "headers: 40 files of 96 files, 30 s"
 
 
 def test_plain_without_a_total():
@@ -74,7 +89,7 @@ def test_plain_from_threads():
         t.join()
     clock.now = 31
     p.advance(0)
-    assert said[-1] == "load: 4.0 kB of 4.0 kB, 31 s"
+    assert said[-1] == "load: 4.0 kB of 4.0 kB, 31 s, 129 B/s"
 
 
 def test_live_leaves_one_line_a_step():
