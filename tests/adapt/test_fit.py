@@ -13,6 +13,7 @@ from dz.core.envelope import envelope, validate
 from dz.core.registry import Registry
 from dz.core.source import FileEntry, Source
 from dz.errors import Refused, UsageError
+from dz.hub.stamp import code_hash
 from dz.inspect.ledger import Ledger, Row
 from dz.inspect.outline import outline
 
@@ -45,7 +46,8 @@ def source(folder: Path) -> Source:
     files = tuple(
         FileEntry(path=p.relative_to(folder).as_posix(), size=p.stat().st_size) for p in sorted(folder.iterdir())
     )
-    return Source(name=str(folder), folder=str(folder), commit="", rev8="0" * 8, code_hash="", files=files)
+    pin = code_hash(folder, [f.path for f in files])
+    return Source(name=str(folder), folder=str(folder), commit="", rev8="0" * 8, code_hash=pin, files=files)
 
 
 def book(experts=0, dense=0, whole=0, count=0, packed=0):
