@@ -47,41 +47,23 @@ TUNE = Tunable(
 
 
 @triton.jit
-def _pair(word, scale, LOW: tl.constexpr, EXACT: tl.constexpr):
+def _pair(word, scale, LOW: tl.constexpr):
     """Codes LOW and LOW + 4 of a word times the scale, two bfloat16 numbers in a word, by plain arithmetic."""
     out = tl.zeros_like(word)
     for half in tl.static_range(2):
         code = (word >> (4 * LOW + 16 * half)) & 15
         value = (((code & 7) << 22) | ((code >> 3) << 31)).to(tl.float32, bitcast=True)
-        if EXACT:
-            value = value * 8.507059173023462e37  # 2^126
         value = value * ((scale & 0xFFFF) << 16).to(tl.float32, bitcast=True)
         out = out | (((value.to(tl.int32, bitcast=True) >> 16) & 0xFFFF) << (16 * half))
     return out
 
 
 @triton.jit
-def _pairs(word, scale, EXACT: tl.constexpr, ASM: tl.constexpr):
+def _pairs(word, scale, ASM: tl.constexpr):
     """The four pairs (codes i and i + 4) of a word of eight codes, times a pair of equal scales.
 
     A code's three low bits are the last two of an exponent and the first of a fraction: put there they are the number
-    times 2^-126, 0.5 included, as it is a subnormal one. The scale makes up for it, or if EXACT a second product."""
-    if ASM and EXACT:
-        return tl.inline_asm_elementwise(
-            """{
-            .reg .b32 a, b, up;
-            mov.b32 up, 0x7E807E80;
-            shl.b32 a, $4, 6; and.b32 a, a, 0x01C001C0; shl.b32 b, $4, 12; and.b32 b, b, 0x80008000; or.b32 a, a, b;
-            mul.bf16x2 a, a, up; mul.bf16x2 $0, a, $5;
-            shl.b32 a, $4, 2; and.b32 a, a, 0x01C001C0; shl.b32 b, $4, 8; and.b32 b, b, 0x80008000; or.b32 a, a, b;
-            mul.bf16x2 a, a, up; mul.bf16x2 $1, a, $5;
-            shr.u32 a, $4, 2; and.b32 a, a, 0x01C001C0; shl.b32 b, $4, 4; and.b32 b, b, 0x80008000; or.b32 a, a, b;
-            mul.bf16x2 a, a, up; mul.bf16x2 $2, a, $5;
-            shr.u32 a, $4, 6; and.b32 a, a, 0x01C001C0; and.b32 b, $4, 0x80008000; or.b32 a, a, b;
-            mul.bf16x2 a, a, up; mul.bf16x2 $3, a, $5;
-            }""",
-            "=&r,=&r,=&r,=&r,r,r", [word, scale], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
-        )  # fmt: skip
+    times 2^-126, 0.5 included, as it is a subnormal one. The scale makes up for it."""
     if ASM:
         return tl.inline_asm_elementwise(
             """{
@@ -97,22 +79,16 @@ def _pairs(word, scale, EXACT: tl.constexpr, ASM: tl.constexpr):
             }""",
             "=&r,=&r,=&r,=&r,r,r", [word, scale], dtype=(tl.int32, tl.int32, tl.int32, tl.int32), is_pure=True, pack=1,
         )  # fmt: skip
-    return (
-        _pair(word, scale, 0, EXACT), _pair(word, scale, 1, EXACT), _pair(word, scale, 2, EXACT),
-        _pair(word, scale, 3, EXACT),
-    )  # fmt: skip
+    return _pair(word, scale, 0), _pair(word, scale, 1), _pair(word, scale, 2), _pair(word, scale, 3)
 
 
 @triton.jit
-def _weights(words, exponents, COLS: tl.constexpr, WARPS: tl.constexpr, EXACT: tl.constexpr, ASM: tl.constexpr):
-    """[COLS, 128] bfloat16 in the order of the product, from words [COLS, 16] and scale bytes [COLS, 4]."""
-    if EXACT:
-        scale = tl.where(exponents == 0, 0x40, exponents << 7)  # 2^-127 is a subnormal number
-        scale = tl.where(exponents == 255, 0x7FC0, scale)
-        scale = scale | (scale << 16)
-    else:
-        scale = exponents * 0x00800080 + 0x3F003F00  # 2^(byte - 1), a number up to byte 128
-    p0, p1, p2, p3 = _pairs(tl.reshape(words, (COLS, 4, 4)), scale[:, :, None], EXACT, ASM)
+def _weights(words, exponents, down, COLS: tl.constexpr, WARPS: tl.constexpr, ASM: tl.constexpr):
+    """[COLS, 128] bfloat16 in the order of the product, times 2^-down, from words [COLS, 16] and scale bytes
+    [COLS, 4]."""
+    scale = (exponents + (126 - down)) * 0x00800080  # 2^(byte - 1 - down), twice: a number up to byte 128 + down
+    scale = tl.where(exponents == 255, 0x7FC07FC0, scale)
+    p0, p1, p2, p3 = _pairs(tl.reshape(words, (COLS, 4, 4)), scale[:, :, None], ASM)
     both = tl.join(tl.join(p0, p2), tl.join(p1, p3))  # ..., i / 2, i % 2
     low = (both & 0xFFFF).to(tl.int16).to(tl.bfloat16, bitcast=True)
     high = (both >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
@@ -130,11 +106,10 @@ def _activations(rows, ROWS: tl.constexpr):
 
 @triton.jit
 def _products(
-    x_at, w_at, s_at, x_col, groups, begin, end,
-    ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr, EXACT: tl.constexpr,
-    ASM: tl.constexpr,
+    x_at, w_at, s_at, groups, begin, end, down,
+    ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """(sums [COLS, ROWS] over the steps of 128 from begin to end, the largest scale byte seen)."""
+    """(sums [COLS, ROWS] times 2^-down over the steps of 128 from begin to end, the largest scale byte seen)."""
     sums = tl.zeros([COLS, ROWS], tl.float32)
     largest = tl.zeros([COLS, 4], tl.int32)
     for step in range(begin, end):
@@ -144,21 +119,21 @@ def _products(
             words = tl.load(w_at + w_k)
             of_four = tl.load(s_at + step + tl.arange(0, 1)[None, :])
             exponents = tl.reshape((of_four[:, :, None] >> (8 * tl.arange(0, 4)[None, None, :])) & 255, (COLS, 4))
-            rows = tl.load(x_at + x_k * x_col)
+            rows = tl.load(x_at + x_k)
         else:
             s_k = step * 4 + tl.arange(0, 4)[None, :]
             words = tl.load(w_at + w_k, mask=w_k < groups * 4, other=0)
             exponents = tl.load(s_at + s_k, mask=s_k < groups, other=0).to(tl.int32)
-            rows = tl.load(x_at + x_k * x_col, mask=x_k < groups * 32, other=0.0)
-        largest = tl.maximum(largest, exponents)
-        left = _weights(words, exponents, COLS, WARPS, EXACT, ASM)
+            rows = tl.load(x_at + x_k, mask=x_k < groups * 32, other=0.0)
+        largest = tl.maximum(largest, tl.where(exponents == 255, 0, exponents))
+        left = _weights(words, exponents, down, COLS, WARPS, ASM)
         sums = tl.dot(left, _activations(rows, ROWS).T, sums)
     return sums, tl.max(tl.max(largest, 1), 0)
 
 
 @triton.jit
 def _kernel(
-    x, packed, scales, offsets, out, n_rows, n_columns, groups, experts, x_row, x_col,
+    x, packed, scales, offsets, out, n_rows, n_columns, groups, experts, x_row,
     ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
     EVEN: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
@@ -177,9 +152,16 @@ def _kernel(
         share = tl.cdiv(steps, SPLIT)
         first = column % SPLIT * share
         last = tl.minimum(first + share, steps)
-        sums, largest = _products(x_at, w_at, s_at, x_col, groups, first, last, ROWS, COLS, WARPS, EVEN, False, ASM)
-        if largest > 128:  # such scales need one product more; hardly any weight has them
-            sums, largest = _products(x_at, w_at, s_at, x_col, groups, first, last, ROWS, COLS, WARPS, EVEN, True, ASM)
+        # Scale bytes above 128, which hardly any weight has, call for a second pass with all of them brought down:
+        # exact too, except that what lies more than 2^120 below the largest becomes zero.
+        sums = tl.zeros([COLS, ROWS], tl.float32)
+        down = 0
+        again = 1
+        while again > 0:
+            sums, largest = _products(x_at, w_at, s_at, groups, first, last, down, ROWS, COLS, WARPS, EVEN, ASM)
+            again = tl.where((down == 0) & (largest > 128), 1, 0)
+            down = tl.where(again > 0, largest - 128, down)
+        sums *= ((down + 127) << 23).to(tl.float32, bitcast=True)
         sums = tl.reshape(sums, (COLS // (16 * WARPS), WARPS, 2, 8, ROWS))
         sums = tl.reshape(tl.permute(sums, (0, 2, 1, 3, 4)), (COLS, ROWS))
         at = (column % SPLIT * n_rows + m.to(tl.int64))[None, :] * n_columns + n[:, None]
@@ -203,6 +185,7 @@ def _bucket(rows: int, experts: int) -> str:
 
 def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
     """See dz.ops.grouped_gemm_mxfp4.reference."""
+    x = x if x.stride(1) == 1 else x.contiguous()
     codes, exponents = blocks(packed, scales)
     experts, n, groups = exponents.shape
     check_offsets(offsets, experts)
@@ -216,7 +199,7 @@ def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
     with on(x):
         _kernel[(processors(x.device) * cfg["per_sm"],)](
             x, codes.view(torch.int32), exponents.view(torch.int32) if even else exponents,
-            offsets.to(torch.int32).contiguous(), target, x.shape[0], n, groups, experts, *x.stride(),
+            offsets.to(torch.int32).contiguous(), target, x.shape[0], n, groups, experts, x.stride(0),
             ROWS=cfg["rows"], COLS=cfg["columns"], WARPS=cfg["warps"], SPLIT=split, WIDE=power_of_two(experts + 1),
             EVEN=even, ASM=x.is_cuda, num_warps=cfg["warps"], num_stages=cfg["stages"],
         )  # fmt: skip
