@@ -10,6 +10,8 @@ import torch
 
 def max_length(cache: Any, layer_idx: int | None = None) -> int | None:
     """The most tokens that a cache can hold; None where it grows (today's answer to that is -1)."""
+    if not getattr(cache, "layers", True):
+        return None  # a growing cache before its first layer
     for name in ("get_max_cache_shape", "get_max_length"):
         ask = getattr(cache, name, None)
         if ask is not None:

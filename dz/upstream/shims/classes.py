@@ -84,22 +84,32 @@ def _old_name(method: Any) -> str:
 
 def _renaming(method: Any, old: str, *, prepares: bool) -> Any:
     names = inspect.signature(method).parameters
-    positions = prepares and "cache_position" in names
-    open_ended = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values())
 
     @functools.wraps(method)
     def wrapped(self: Any, *args: Any, **given: Any) -> Any:
         if _NEW in given:
             given[old] = given.pop(_NEW)
-        if positions and given.get("cache_position") is None:
-            given["cache_position"] = _positions(given.get("input_ids", args[0] if args else None), given.get(old))
         if prepares:
-            given.pop("position_ids", None)  # whole rows in today's generate; code of 4.x makes its own from the mask
-        if prepares and not open_ended:
-            given = {k: v for k, v in given.items() if k in names or k not in _NEWER}
+            given = _as_before(given, args, names, old)
         return method(self, *args, **given)
 
     return wrapped
+
+
+def _as_before(given: dict[str, Any], args: Any, names: Any, old: str) -> dict[str, Any]:
+    """What `generate` of 4.x told a class's preparation of inputs: always a mask and, where it is asked for, the places
+    of the new tokens; never the positions of whole rows."""
+    import torch
+
+    ids = given.get("input_ids", args[0] if args else None)
+    given.pop("position_ids", None)
+    if "attention_mask" in names and given.get("attention_mask") is None and ids is not None:
+        given["attention_mask"] = torch.ones_like(ids)
+    if "cache_position" in names and given.get("cache_position") is None and ids is not None:
+        given["cache_position"] = _positions(ids, given.get(old))
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in names.values()):
+        return given
+    return {k: v for k, v in given.items() if k in names or k not in _NEWER}
 
 
 _NEWER = ("next_sequence_length", "is_first_iteration")  # what today's generate tells besides
