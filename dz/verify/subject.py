@@ -49,7 +49,7 @@ def subject(site: Site, live: Any, read: Read, *, dtype: torch.dtype, device: st
     target = _clone(live)
     generator, real, total = torch.Generator().manual_seed(seed), 0, 0
     for prefix, module in target.named_modules():
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        tables: list[Any] = [module._parameters, module._buffers]
         for table in tables:
             for name, held in list(table.items()):
                 if held is None or held.device.type != "meta":
