@@ -32,18 +32,21 @@ from dz.ops.mxfp4_unpack import blocks
 MOST = 1023  # experts
 TUNE = Tunable(
     "grouped_gemm_mxfp4/triton",
-    {"rows": 16, "columns": 128, "warps": 4, "stages": 4, "per_sm": 3, "split": 1},
+    {"rows": 16, "columns": 64, "warps": 4, "stages": 4, "registers": 96, "per_sm": 5, "split": 1},
     {
-        bucket: [{"rows": r, "columns": c, "warps": w, "stages": s, "per_sm": p, "split": k} for c, w, s, p, k in tiles]
-        for bucket, r, tiles in (
-            ("one", 16, ((64, 4, 4, 4, 4), (64, 4, 4, 4, 7), (64, 4, 4, 4, 2), (128, 4, 4, 3, 7))),
-            ("few", 16, ((128, 4, 4, 3, 1), (128, 4, 3, 4, 1), (128, 8, 4, 2, 1), (64, 4, 4, 5, 2), (64, 4, 4, 4, 4))),
-            ("some", 16, ((128, 4, 4, 3, 1), (128, 4, 3, 4, 1), (128, 8, 4, 2, 1), (256, 8, 4, 2, 1))),
-            ("many", 32, ((128, 4, 4, 3, 1), (128, 8, 4, 2, 1), (256, 8, 3, 1, 1))),
-            ("most", 128, ((128, 8, 3, 1, 1), (256, 8, 3, 1, 1))),
+        bucket: [
+            {"rows": rows, "columns": c, "warps": w, "stages": s, "registers": r, "per_sm": p, "split": k}
+            for c, w, s, r, p, k in tiles
+        ]
+        for bucket, rows, tiles in (
+            ("one", 16, ((64, 4, 4, 96, 5, 4), (64, 4, 4, 96, 5, 7), (64, 4, 4, 128, 4, 2), (64, 4, 4, 96, 5, 2))),
+            ("few", 16, ((64, 4, 4, 96, 5, 1), (64, 4, 4, 96, 5, 2), (64, 4, 4, 80, 6, 2), (128, 4, 4, 128, 4, 2))),
+            ("some", 16, ((64, 4, 4, 96, 5, 1), (64, 4, 4, 80, 6, 1), (128, 4, 4, 128, 4, 1), (128, 8, 4, 80, 3, 1))),
+            ("many", 32, ((64, 4, 4, 128, 4, 1), (128, 4, 4, 168, 3, 1), (128, 8, 4, 104, 2, 1))),
+            ("most", 128, ((128, 8, 3, 255, 1, 1), (256, 8, 3, 255, 1, 1))),
         )
     },
-)
+)  # registers: of a thread, at most; a warp more in flight is worth a few spilled
 
 
 @triton.jit
@@ -201,7 +204,7 @@ def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
             x, codes.view(torch.int32), exponents.view(torch.int32) if even else exponents,
             offsets.to(torch.int32).contiguous(), target, x.shape[0], n, groups, experts, x.stride(0),
             ROWS=cfg["rows"], COLS=cfg["columns"], WARPS=cfg["warps"], SPLIT=split, WIDE=power_of_two(experts + 1),
-            EVEN=even, ASM=x.is_cuda, num_warps=cfg["warps"], num_stages=cfg["stages"],
+            EVEN=even, ASM=x.is_cuda, num_warps=cfg["warps"], num_stages=cfg["stages"], maxnreg=cfg["registers"],
         )  # fmt: skip
         if split > 1:
             _add[(triton.cdiv(out.numel(), 1024),)](target, out, out.numel(), SPLIT=split, BLOCK=1024, num_warps=4)
