@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -55,7 +55,7 @@ def _size_fault(source: Source, f: FileEntry) -> Fault | None:
     return None
 
 
-def digests(source: Source, files: list[FileEntry], progress: Progress) -> tuple[Mapping[str, str], list[Fault]]:
+def digests(source: Source, files: list[FileEntry], progress: Progress) -> tuple[dict[str, str], list[Fault]]:
     """(the sha256 of each file, what is wrong with the others), several files at a time. A file of which only the
     header is here has no bytes to compare and is passed over."""
     sha256: dict[str, str] = {}

@@ -177,7 +177,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def info(self, name: str, revision: str) -> None:
         if fault := self.hub.take_fault("info", self.command):
-            return self.refuse(fault.status, "", "busy")
+            return self.refuse(fault.status, "", "busy", fault.headers)
         if not (found := self.reach(name, revision)):
             return None
         repo, commit = found
