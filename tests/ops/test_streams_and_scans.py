@@ -10,9 +10,9 @@ from torch import nn
 from dz.core.inventory import SiteView
 from dz.core.registry import Registry
 from dz.errors import UsageError
-from dz.ops import feed_forward, hyper_collapse, hyper_connection, mamba2_scan, mamba_scan, patch_embed
+from dz.ops import feed_forward, hyper_collapse, hyper_connection, mamba2_scan, mamba_scan, mtp_join, patch_embed
 
-OPS = (feed_forward, hyper_collapse, hyper_connection, mamba2_scan, mamba_scan, patch_embed)
+OPS = (feed_forward, hyper_collapse, hyper_connection, mamba2_scan, mamba_scan, mtp_join, patch_embed)
 
 
 def cases(op, dtype="float32"):
@@ -219,6 +219,36 @@ def test_streams_are_recognised_by_their_numbers():
     )
     assert hyper_connection.recognise(site(nn.Linear(4, 4))) is None
     assert hyper_collapse.recognise(site(Streams())) is None
+
+
+class Head(nn.Module):
+    """The entry of an MTP head."""
+
+    def __init__(self, norm):
+        super().__init__()
+        self.enorm, self.hnorm, self.eh_proj = norm(8), norm(8), nn.Linear(16, 8, bias=False)
+
+    def forward(self, embeds, hidden):
+        return self.eh_proj(torch.cat([self.enorm(embeds), self.hnorm(hidden)], dim=-1))
+
+
+class Longer(Head):
+    """With something after it."""
+
+    def forward(self, embeds, hidden):
+        return torch.tanh(self.eh_proj(torch.cat([self.enorm(embeds), self.hnorm(hidden)], dim=-1)))
+
+
+def test_the_entry_of_an_mtp_head_is_recognised():
+    head = Head(nn.RMSNorm)
+    found = mtp_join.recognise(site(Head(lambda d: nn.RMSNorm(d, eps=1e-6))))
+    assert (found.status, found.traits) == ("known", {"norms": ["enorm", "hnorm"], "projection": "eh_proj"})
+    assert mtp_join.recognise(site(Longer(lambda d: nn.RMSNorm(d, eps=1e-6)))).status == "variant"
+    assert mtp_join.recognise(site(Head(lambda d: nn.Linear(d, d)))) is None
+    x, y = torch.randn(3, 8), torch.randn(3, 8)
+    weights = head.enorm.weight, head.hnorm.weight, head.eh_proj.weight
+    eps = torch.finfo(torch.float32).eps
+    torch.testing.assert_close(mtp_join.reference(x, y, *weights, eps=eps), head(x, y))
 
 
 def test_they_are_registered():
