@@ -36,7 +36,7 @@ GENERIC = {
     ),
     *("mm", "mobile", "opt", "pop", "prompt", "rag", "recurrent", "rf", "seed", "speech", "stable", "step", "switch"),
     *("table", "time", "unlimited", "video", "vision", "visual"),
-    *("mamba", "openai", "nemo"),  # a technique; the HTTP API; the suffix of a file format that is not read
+    *("mamba", "openai", "nemo", "cvt"),  # a technique; the HTTP API; the suffix of a file format; an instruction
 }
 
 

@@ -49,3 +49,14 @@ def one_device(args: Mapping[str, Any]) -> str:
     """Tensors on different devices."""
     devices = {str(t.device) for t in args.values() if isinstance(t, Tensor)}
     return f"tensors on {' and '.join(sorted(devices))}" if len(devices) > 1 else ""
+
+
+def off_grid(args: Mapping[str, Any], names: Iterable[str], grid: int = 16) -> str:
+    """Tensors among the named ones whose rows are not contiguous or do not begin at multiples of `grid` bytes."""
+    loose = []
+    for name in names:
+        t: Tensor = args[name]
+        steps = [s * t.element_size() for s in t.stride()[:-1]]
+        if t.stride(-1) != 1 or any(s % grid for s in steps) or t.data_ptr() % grid:
+            loose.append(name)
+    return f"{' and '.join(loose)} off the {grid}-byte grid" if loose else ""

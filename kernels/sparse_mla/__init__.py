@@ -1,1 +1,1 @@
-"""Latent attention over chosen cache rows."""
+"""Implementations of sparse_mla."""

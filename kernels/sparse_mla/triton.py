@@ -18,9 +18,9 @@ from torch import Tensor
 
 from dz.core.kernel import Kernel, Requires, Support
 from dz.kernels.common.launch import on, power_of_two
+from dz.kernels.common.parts import HALVES, LOG2E, finish
 from dz.kernels.common.refuse import dtypes, one_device, same_dtype, support, unknown
 from dz.kernels.common.tuned import Tunable
-from dz.kernels.sparse_mla._parts import HALVES, LOG2E, finish
 
 TUNE = Tunable(
     "sparse_mla/triton",

@@ -1,4 +1,4 @@
-"""What the techniques of latent attention share: the end of an online softmax, and parts combined."""
+"""What attention kernels share: the end of an online softmax, and the parts of split keys combined."""
 
 # A launch takes more than the function does:
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -35,18 +35,20 @@ def finish(acc, best, total, place, head, heads, sink, out, lse, RANK: tl.conste
 @triton.jit
 def _combine(
     partial, logs, sink, out, lse, heads, splits,
-    RANK: tl.constexpr, COLS: tl.constexpr, SPLITS: tl.constexpr, SINK: tl.constexpr,
+    RANK: tl.constexpr, COLS: tl.constexpr, SPLITS: tl.constexpr, SINK: tl.constexpr, LSE: tl.constexpr,
 ):  # fmt: skip
     """One query and head, COLS channels: the parts weighted by their sums, in the order of the splits."""
     query = (tl.program_id(0) // heads).to(tl.int64)
     head = tl.program_id(0) % heads
     i = tl.arange(0, SPLITS)
     place = (query * splits + i) * heads + head
+    c = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
+    x = tl.load(partial + place[:, None] * RANK + c, mask=(i < splits)[:, None], other=0.0)  # waits for nothing
     part = tl.load(logs + place, mask=i < splits, other=float("-inf"))
     best = tl.max(part, 0)
     best = tl.where(best == float("-inf"), 0.0, best)
     total = tl.sum(tl.exp2(part - best), 0)
-    if tl.program_id(1) == 0:
+    if LSE and tl.program_id(1) == 0:
         some = total > 0
         whole = tl.where(some, best + tl.log2(tl.where(some, total, 1.0)), float("-inf"))
         tl.store(lse + query * heads + head, whole * 0.6931471805599453)
@@ -56,18 +58,18 @@ def _combine(
         total = total * tl.exp2(best - high) + tl.exp2(extra - high)
         best = high
     weight = tl.exp2(part - best) / tl.where(total > 0, total, 1.0)
-    c = tl.program_id(1) * COLS + tl.arange(0, COLS)[None, :]
-    x = tl.load(partial + place[:, None] * RANK + c, mask=(i < splits)[:, None], other=0.0)
-    mix = tl.sum(x * weight[:, None], 0)[None, :]
+    mix = tl.sum(tl.where((part > float("-inf"))[:, None], x, 0.0) * weight[:, None], 0)[None, :]
     tl.store(out + (query * heads + head) * RANK + c, mix.to(out.dtype.element_ty))
 
 
-def combine(partial: Tensor, logs: Tensor, sink: Tensor | None, out: Tensor, lse: Tensor) -> None:
-    """out [S, H, R] and lse [S, H] (natural) of normalised fp32 parts [S, splits, H, R] and their base-2 sums [S,
-    splits, H]; `sink` [H] takes its share of the weight."""
+def combine(partial: Tensor, logs: Tensor, sink: Tensor | None, out: Tensor, lse: Tensor | None = None) -> None:
+    """out [S, H, R] and lse [S, H] (natural) of normalised fp32 parts [S, splits, H, R] and the base-2 logs of their
+    sums [S, splits, H]; `sink` [H] takes its share of the weight. A part whose log is -inf counts for
+    nothing, whatever it holds."""
     queries, splits, heads, rank = partial.shape
-    cols = min(rank, 128)
+    wide = power_of_two(splits)
+    cols = min(rank, max(32, 4096 // wide))
     _combine[(queries * heads, rank // cols)](
-        partial, logs, lse if sink is None else sink, out, lse, heads, splits,
-        RANK=rank, COLS=cols, SPLITS=power_of_two(splits), SINK=sink is not None, num_warps=4,
+        partial, logs, logs if sink is None else sink, out, logs if lse is None else lse, heads, splits,
+        RANK=rank, COLS=cols, SPLITS=wide, SINK=sink is not None, LSE=lse is not None, num_warps=4,
     )  # fmt: skip

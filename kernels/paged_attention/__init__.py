@@ -1,0 +1,1 @@
+"""Implementations of paged_attention."""
