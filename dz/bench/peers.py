@@ -83,10 +83,71 @@ def _kda(args: Args) -> Callable[[], Any]:
     return lambda: chunk_kda(*given, safe_gate=True, **flags, **data)
 
 
+def _scaled_grouped(args: Args, *, fast: bool) -> Callable[[], Any]:
+    given = (args["x"], args["weight"].transpose(1, 2), args["x_scale"], args["weight_scale"])
+    ends = args["offsets"][1:].clone()
+    flags = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
+    return lambda: torch._scaled_grouped_mm(*given, offs=ends, **flags)
+
+
+def _humming(args: Args) -> Callable[[], Any]:
+    from humming.layer import HummingLayer
+
+    experts, n, groups = args["scales"].shape
+    sizes = {"shape_n": n, "shape_k": groups * 32, "num_experts": experts}
+    layer = HummingLayer(**sizes, weight_config={"quant_method": "mxfp4"}, torch_dtype=torch.bfloat16).cuda()
+    layer.load_from_tensors({"weight": args["packed"].flatten(2), "weight_scale": args["scales"]})
+    layer.transform()
+    layout = {"expert_layout": args["offsets"].long(), "compute_config": {"gemm_type": "grouped_contiguous"}}
+    return lambda: layer(args["x"], **layout)
+
+
+def _sort(args: Args) -> Callable[[], Any]:
+    flat, experts = args["index"].flatten(), args["experts"]
+
+    def call() -> tuple[Any, Any]:
+        return torch.sort(flat, stable=True), torch.bincount(flat.clamp(max=experts), minlength=experts + 1).cumsum(0)
+
+    return call
+
+
+def _route(args: Args) -> Callable[[], Any]:
+    x, correction, k = args["x"], args["correction"], args["top_k"]
+
+    def call() -> tuple[Any, Any]:
+        scores = torch.sigmoid(x)
+        chosen = torch.topk(scores + correction, k, sorted=False).indices
+        picked = scores.gather(1, chosen)
+        return picked / (picked.sum(1, keepdim=True) + 1e-20), chosen
+
+    return call
+
+
+def _combine(args: Args) -> Callable[[], Any]:
+    y, places, weight = args["y"], args["places"].clamp(min=0), args["weight"].to(args["y"].dtype)[:, None]
+    return lambda: torch.bmm(weight, y[places]).squeeze(1)
+
+
 PEERS = (
     Peer(op="index_topk", name="torch.topk", make=_topk, note="unordered, ties in no fixed order"),
     Peer(op="rms_norm", name="torch", make=_rms_norm, note="an addition and F.rms_norm"),
     Peer(op="gated_activation", name="torch", make=_gated, note="F.silu and a product, no clamps"),
     Peer(op="residual_mix", name="fla", needs="fla", make=_attnres, note="after an addition by torch"),
     Peer(op="kda", name="fla", needs="fla", make=_kda),
+    Peer(
+        op="grouped_gemm_fp8",
+        name="torch._scaled_grouped_mm",
+        make=lambda args: _scaled_grouped(args, fast=False),
+        note="sums promoted to fp32",
+    ),
+    Peer(
+        op="grouped_gemm_fp8",
+        name="torch._scaled_grouped_mm fast",
+        make=lambda args: _scaled_grouped(args, fast=True),
+        note="sums as the tensor cores keep them",
+    ),
+    Peer(op="grouped_gemm_mxfp4", name="humming", needs="humming", make=_humming, note="weights repacked before"),
+    Peer(op="router", name="torch", make=_route, note="sigmoid, top-k in no order, no groups"),
+    Peer(op="expert_permute", name="torch", make=_sort, note="a stable sort, counts; no places"),
+    Peer(op="expert_combine", name="torch", make=_combine, note="gathered, then a batched product; all experts here"),
 )
