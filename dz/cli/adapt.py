@@ -135,6 +135,9 @@ def _notes(inventory: Inventory, plan: Plan) -> list[str]:
             out.append(f"{len(names)} tensors {word}, a load would be refused: {', '.join(names[:4])}")
     if covered.ignored:
         out.append(f"{len(covered.ignored)} tensors are left unloaded ({sum(covered.ignored.values()):,} bytes)")
+    out += [
+        f"{n}: {count} values count; a load is refused unless the rest is zero" for n, count in covered.narrowed.items()
+    ]
     out += [f"broken: {b}" for b in plan.broken_requirements]
     out += [f"{glob}: {words}" for glob, words in inventory.quantised.items()]
     return out + list(inventory.notes)

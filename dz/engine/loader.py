@@ -212,4 +212,6 @@ def _plan(
         tell(f"memory: {row.name:<12} {row.bytes / 2**20:10.1f} MiB  {row.note}")
     for name, size in coverage.ignored.items():
         tell(f"not loaded: {name} ({size:,} B; {coverage.ignored_by[name]})")
+    for name, count in coverage.narrowed.items():
+        tell(f"narrowed: {name} ({count} values count, the rest must be zero)")
     return sized

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,8 +16,10 @@ import torch
 from dz.core.headers import TensorInfo
 from dz.core.inventory import Coverage
 from dz.errors import Refused
+from dz.upstream import padding
 from dz.upstream.build import Built
 from dz.upstream.numbering import numbering_faults
+from dz.upstream.targets import targets
 
 TORCH_DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32, "I64": torch.int64,
@@ -129,6 +132,7 @@ def _load(built: Built, lazies: dict[str, _Lazy], device: str, ignore: list[str]
 
     model = built.model
     before = dict(model.state_dict())
+    lazies, narrowed = _narrowed(built, lazies, before)
     mapping = get_model_conversion_mapping(model)
     if device == "meta":
         for rule in mapping:
@@ -145,7 +149,22 @@ def _load(built: Built, lazies: dict[str, _Lazy], device: str, ignore: list[str]
     with _one_by_one():
         answer = convert_and_load_state_dict_in_model(model, dict(lazies), config, None)
     info = answer[0] if isinstance(answer, tuple) else answer
-    return _account(built, before, lazies, info, ignore, numbering_faults(mapping, lazies))
+    found = _account(built, before, lazies, info, ignore, numbering_faults(mapping, lazies))
+    return replace(found, narrowed=narrowed)
+
+
+def _narrowed(
+    built: Built, lazies: dict[str, _Lazy], held: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, _Lazy], dict[str, str]]:
+    """(the tensors, padded vectors cut to what counts; how many values of each cut one count, in words)."""
+    vectors = {n: lazy.info for n, lazy in lazies.items() if len(lazy.info.shape) == 1}
+    short = padding.longer(vectors, targets(built, vectors), held)
+    out = dict(lazies)
+    for name, count in short.items():
+        whole = lazies[name]
+        info = replace(whole.info, shape=(count,))
+        out[name] = _Lazy(info, lambda n=name, w=whole, c=count: padding.cut(n, w[...], c))
+    return out, {n: f"{c} of {lazies[n].info.shape[0]}" for n, c in short.items()}
 
 
 def _account(

@@ -25,9 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.slow
 
 
-def run(folder, workspace, *flags):
-    """(document, seconds of processor, peak bytes, exit code) of `dz adapt --dry-run --device H200x16 --json`."""
-    command = [sys.executable, "-m", "dz", "adapt", str(folder), "--dry-run", "--device", "H200x16", "--json", *flags]
+def adapt(folder, workspace, *flags):
+    """`run` of `dz adapt --dry-run --device H200x16`."""
+    return run(workspace, "adapt", str(folder), "--dry-run", "--device", "H200x16", *flags)
+
+
+def run(workspace, *words):
+    """(document, seconds of processor, peak bytes, exit code) of a dz command."""
+    command = [sys.executable, "-m", "dz", *words, "--json"]
     env = {**os.environ, "DZ_WORKSPACE": str(workspace), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     with tempfile.TemporaryFile() as out:
         process = subprocess.Popen(command, stdout=out, env=env, cwd=workspace)
@@ -74,8 +79,13 @@ def as_summed(rows):
 
 
 @pytest.fixture(scope="module")
-def plainly(trillion, tmp_path_factory):
-    return run(trillion[0], tmp_path_factory.mktemp("workspace"))
+def base(tmp_path_factory):
+    return tmp_path_factory.mktemp("workspace")
+
+
+@pytest.fixture(scope="module")
+def plainly(trillion, base):
+    return adapt(trillion[0], base)
 
 
 def test_its_size(trillion):
@@ -86,9 +96,11 @@ def test_its_size(trillion):
 
 
 @pytest.mark.parametrize("trusted", [False, True], ids=["without a class", "through a trusted class"])
-def test_in_bounded_time_and_memory_nothing_unaccounted(trillion, plainly, tmp_path, trusted):
+def test_in_bounded_time_and_memory_nothing_unaccounted(trillion, plainly, base, trusted):
     folder, total, sums = trillion
-    document, seconds, memory, code = run(folder, tmp_path, "--trust-remote-code") if trusted else plainly
+    if trusted:  # code of a folder runs only once it is registered
+        assert run(base, "fetch", str(folder))[3] == 0
+    document, seconds, memory, code = adapt(folder, base, "--trust-remote-code") if trusted else plainly
     validate(document)
     data = document["data"]
     assert data["known_from"] == ("headers and class" if trusted else "headers")
@@ -148,7 +160,7 @@ def test_for_every_op_a_kernel_the_reference_or_none(plainly):
             assert re.match(r"\w+/\w+|reference \(slow, exact\)$|none, because \w+", op[phase]), op
 
 
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11])
 def test_random_names_and_sizes(giant, tmp_path, seed):
     config, shards = giant.scrambled(seed, layers=48, experts=128)
     total = giant.write(tmp_path / "model", config, shards)
@@ -157,7 +169,7 @@ def test_random_names_and_sizes(giant, tmp_path, seed):
         format_ = "fp8" if dtype == "F8_E4M3" or name.endswith("_inv") else dtype
         sums[format_] = sums.get(format_, 0) + giant.size_of(dtype, shape)
     (tmp_path / "ws").mkdir()
-    document, seconds, memory, _ = run(tmp_path / "model", tmp_path / "ws")
+    document, seconds, memory, _ = adapt(tmp_path / "model", tmp_path / "ws")
     validate(document)
     data = document["data"]
     assert (data["bytes"], data["unaccounted"]) == (total, 0)
