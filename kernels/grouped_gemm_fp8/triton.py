@@ -29,13 +29,11 @@ TUNE = Tunable(
     {
         bucket: [
             {"rows": r, "columns": c, "warps": w, "stages": s, "per_sm": p}
-            for r, c, w, s, p in (
-                (128, 128, 4, 3, 2), (64, 128, 4, 4, 2), (64, 128, 4, 3, 3), (128, 256, 8, 4, 1), (128, 128, 8, 6, 1),
-            )
+            for r, c, w, s, p in ((128, 128, 4, 3, 2), (64, 128, 4, 4, 2), (128, 256, 8, 4, 1))
         ]
         for bucket in ("few", "many")
     },
-)  # fmt: skip
+)  # two programs an SM: one adds while the other multiplies
 
 
 @triton.jit
@@ -75,13 +73,17 @@ def _tile(
 
 @triton.jit
 def _kernel(
-    x, x_half, w, x_scale, w_scale, offsets, out, n_rows, n_columns, depth, experts, s_expert, s_column,
+    x, x_half, w, x_scale, w_scale, offsets, taken, out, n_rows, n_columns, depth, experts, s_expert, s_column,
     ROWS: tl.constexpr, PIECE: tl.constexpr, HALF: tl.constexpr, HALF_PIECE: tl.constexpr, COLS: tl.constexpr,
     BROAD: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(n_columns, COLS * BROAD)
     before, tiles, total = group_tiles(offsets, n_rows, experts, across, ROWS, WIDE)
-    for tile in range(tl.program_id(0), total, tl.num_programs(0)):
+    tile = tl.program_id(0)
+    while tile < total:
+        # Tiles are taken as programs come free: whole and half ones alternate at a period that may divide the grid's,
+        # and then a fixed share would be all whole ones for some programs. The next is asked for ahead of the work.
+        following = tl.atomic_add(taken, 1) + tl.num_programs(0)
         e, row, end, column = find_tile(tile, before, tiles, offsets, n_rows, experts, ROWS, WIDE)
         column *= COLS * BROAD
         k_end = depth if e < experts else 0  # rows of no expert: no products, zeros
@@ -95,6 +97,7 @@ def _kernel(
                 x_half, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert, s_column,
                 e, HALF_PIECE, HALF // HALF_PIECE, COLS, BROAD, DEEP,
             )  # fmt: skip
+        tile = following
 
 
 def run(
@@ -106,15 +109,17 @@ def run(
     out = torch.empty(x.shape[0], n, dtype=getattr(torch, dtype), device=x.device)
     if not out.numel():
         return out
-    cfg = TUNE.pick(x.device, "few" if x.shape[0] < 400 * experts else "many")
+    cfg = TUNE.pick(x.device, "few" if x.shape[0] < 200 * experts else "many")
     rows, columns, warps = cfg["rows"], min(cfg["columns"], 128), cfg["warps"]
     half = max(rows // 2, 64)  # 64: the least that the tensor cores take in one piece
     piece, half_piece = min(rows, 16 * warps), min(half, 16 * warps)
+    taken = torch.zeros(1, dtype=torch.int32, device=x.device)
     with on(x):
         _kernel[(processors(x.device) * cfg["per_sm"],)](
             TensorDescriptor.from_tensor(x, [piece, DEEP]), TensorDescriptor.from_tensor(x, [half_piece, DEEP]),
             TensorDescriptor.from_tensor(weight.view(experts * n, k), [columns, DEEP]), x_scale.contiguous(),
-            weight_scale, offsets.to(torch.int32).contiguous(), out, x.shape[0], n, k, experts, *weight_scale.stride(),
+            weight_scale, offsets.to(torch.int32).contiguous(), taken, out, x.shape[0], n, k, experts,
+            *weight_scale.stride(),
             ROWS=rows, PIECE=piece, HALF=half, HALF_PIECE=half_piece, COLS=columns, BROAD=cfg["columns"] // columns,
             DEEP=DEEP, WIDE=power_of_two(experts + 1), num_warps=warps, num_stages=cfg["stages"],
         )  # fmt: skip
