@@ -167,15 +167,41 @@ def trillion(layers: int = 93, experts: int = 896) -> tuple[dict[str, Any], list
     return config, [rest, *(_layer(c, i) for i in range(layers))]
 
 
+WORDS = (
+    *("root", "stack", "attn", "moe", "pool", "q", "k", "val", "o", "gate", "up", "down", "router"),
+    *("n1", "n2", "emb", "top", "last", "kind"),
+)
+
+
+def _scramble(seed: int) -> tuple[dict[str, int], dict[str, str]]:
+    """(random sizes, a random word for each of WORDS)."""
+    r = random.Random(seed)
+    sizes = {"h": 64 * r.randint(20, 40), "v": 64 * r.randint(500, 900), "head": r.choice((64, 96, 128))}
+    sizes |= {"heads": 16, "shared": r.choice((2, 4)), "w": 64 * r.randint(10, 30)}
+    word = lambda: "".join(r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(r.randint(3, 4)))  # noqa: E731
+    return sizes, dict(zip(WORDS, dict.fromkeys(word() for _ in range(90)), strict=False))
+
+
+def scrambled_code(folder: Path, seed: int) -> None:
+    """A class for `scrambled(seed)` under the same random names, put beside it and named in its config.json."""
+    _, words = _scramble(seed)
+    text = (CODE / "scrambled.txt").read_text()
+    for name, word in words.items():
+        text = text.replace(f"<{name}>", word)
+    (folder / "modeling_scrambled.py").write_text(text)
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"] = {
+        "AutoConfig": "modeling_scrambled.ScrambledConfig",
+        "AutoModelForCausalLM": "modeling_scrambled.ScrambledForCausalLM",
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 def scrambled(seed: int, *, layers: int = 40, experts: int = 160) -> tuple[dict[str, Any], list[Tensors]]:
     """(configuration, shards) of random names and sizes: grouped attention, routed FP8 experts in blocks of 128."""
-    r = random.Random(seed)
-    word = lambda: "".join(r.choice("bdfgklmnprstvz") + r.choice("aeiou") for _ in range(r.randint(2, 4)))  # noqa: E731
-    h, v, head = 64 * r.randint(20, 40), 64 * r.randint(500, 900), r.choice((64, 96, 128))
-    heads, shared, w = 16, r.choice((2, 4)), 64 * r.randint(10, 30)
-    root, stack, attn, moe, pool, *leaves = dict.fromkeys(word() for _ in range(60))
-    at = iter(leaves)
-    q, k, val, o, gate, up, down, router, n1, n2, emb, top, last = (next(at) for _ in range(13))
+    sizes, words = _scramble(seed)
+    h, v, head, heads, shared, w = (sizes[n] for n in ("h", "v", "head", "heads", "shared", "w"))
+    root, stack, attn, moe, pool, q, k, val, o, gate, up, down, router, n1, n2, emb, top, last, kind = words.values()
     rest: Tensors = {
         f"{root}.{emb}.weight": ("BF16", (v, h)),
         f"{root}.{last}.weight": ("BF16", (h,)),
@@ -196,7 +222,7 @@ def scrambled(seed: int, *, layers: int = 40, experts: int = 160) -> tuple[dict[
                 own[f"{p}.{moe}.{pool}.{x}.{name}.weight_scale_inv"] = ("F32", scales)
         shards.append(own)
     return {
-        "model_type": word(),
+        "model_type": kind,
         "dtype": "bfloat16",
         "hidden_size": h,
         "num_hidden_layers": layers,

@@ -100,7 +100,8 @@ class WeightFile:
 class Coverage:
     """Both directions of headers against parameters. `ignored` are unexpected tensors that the class itself or the
     recipe names, with their bytes; `narrowed` are vectors stored longer than the model takes, with how many of
-    their values count (the others must be zero); everything in `missing`, `unexpected` and `shape_changed` refuses a load."""
+    their values count (the others must be zero); everything in `missing`, `unexpected` and `shape_changed` refuses a
+    load."""
 
     matched: int = 0
     missing: tuple[str, ...] = ()

@@ -176,6 +176,14 @@ def test_every_op_has_an_answer(giant, tmp_path, plain, registry):
     assert any("needs" in r for r in unpack.rejected) or "mxfp4_unpack/" in unpack.prefill
 
 
+@pytest.mark.parametrize(("device", "native"), [("H200", True), ("MI300X", False), ("MI355X", True), ("A100", False)])
+def test_a_format_is_native_only_as_it_is_stored(giant, tmp_path, plain, registry, device, native):
+    """e4m3 has two encodings: a device of the other one does not compute in it."""
+    giant.write(tmp_path, *giant.scrambled(1, layers=2, experts=4))
+    fit = make_fit(source(tmp_path), trust=False, device=device, settings=plain, registry=registry)
+    assert {f.name: f.native for f in fit.formats} == {"fp8": native, "BF16": True}
+
+
 def test_an_op_that_nobody_knows(giant, tmp_path, plain, registry):
     giant.write(tmp_path, *giant.scrambled(1, layers=2, experts=4))
     few = Registry({n: o for n, o in registry.ops.items() if n != "router"}, {}, {})

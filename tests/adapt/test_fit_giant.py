@@ -160,20 +160,28 @@ def test_for_every_op_a_kernel_the_reference_or_none(plainly):
             assert re.match(r"\w+/\w+|reference \(slow, exact\)$|none, because \w+", op[phase]), op
 
 
-@pytest.mark.parametrize("seed", [11])
-def test_random_names_and_sizes(giant, tmp_path, seed):
+@pytest.mark.parametrize("trusted", [False, True], ids=["without a class", "through a trusted class"])
+def test_random_names_and_sizes(giant, tmp_path, trusted):
+    folder, seed = tmp_path / "model", 11
     config, shards = giant.scrambled(seed, layers=48, experts=128)
-    total = giant.write(tmp_path / "model", config, shards)
+    total = giant.write(folder, config, shards)
+    giant.scrambled_code(folder, seed)
     sums = {}
     for name, (dtype, shape) in (t for s in shards for t in s.items()):
         format_ = "fp8" if dtype == "F8_E4M3" or name.endswith("_inv") else dtype
         sums[format_] = sums.get(format_, 0) + giant.size_of(dtype, shape)
     (tmp_path / "ws").mkdir()
-    document, seconds, memory, _ = adapt(tmp_path / "model", tmp_path / "ws")
+    if trusted:
+        assert run(tmp_path / "ws", "fetch", str(folder))[3] == 0
+    document, seconds, memory, _ = adapt(folder, tmp_path / "ws", *["--trust-remote-code"] * trusted)
     validate(document)
     data = document["data"]
     assert (data["bytes"], data["unaccounted"]) == (total, 0)
     assert {f["name"]: f["bytes"] for f in data["formats"]} == sums
-    assert {r["op"] for r in data["rows"]} == {"embedding", "lm_head", "experts", "router", "linear", "vector"}
+    plainly = {"embedding", "lm_head", "experts", "router", "linear", "vector"}  # told apart by shapes alone
+    by_class = {"embedding", "experts", "linear", "rms_norm"}  # router and head are linear maps to the class
+    assert {r["op"] for r in data["rows"]} == (by_class if trusted else plainly)
     assert data["per_token"] == 48 * 2 * config["num_key_value_heads"] * config["head_dim"] * 2
     assert seconds < SECONDS and memory < MEMORY
+    if trusted:
+        assert any(n.startswith("1 of 48 layers were built, 9 of 128 experts in each") for n in data["notes"])

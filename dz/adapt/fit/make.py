@@ -26,8 +26,10 @@ from dz.upstream.config import architecture, raw_config
 from dz.weights.families import FAMILIES, recognise
 from dz.weights.table import read_table
 
-_NATIVE = {"mxfp4": "float4", "nvfp4": "float4", "mxfp8": "float8", "fp8": "float8", "F8_E4M3": "float8_e4m3fn"}
-_PLAIN = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "I8": "int8"}
+_NATIVE = {  # the dtype in which a device must compute to use a format as it is stored; the others are unpacked
+    "mxfp4": "float4_e2m1fn_x2", "nvfp4": "float4_e2m1fn_x2", "mxfp8": "float8_e4m3fn", "fp8": "float8_e4m3fn",
+    "F8_E4M3": "float8_e4m3fn", "BF16": "bfloat16", "F16": "float16", "F32": "float32", "I8": "int8",
+}  # fmt: skip
 DISAGREE = 0.15  # a configuration and headers that differ by more in parameters are worth a note
 
 
@@ -173,7 +175,6 @@ def _formats(weights: Ledger, device: Device) -> tuple[Format, ...]:
     for name in names:
         rows = [r for r in weights.rows if r.format == name]
         values, size = sum(r.values for r in rows), sum(r.bytes for r in rows)
-        wanted = _NATIVE.get(name) or _PLAIN.get(name)
         out.append(
             Format(
                 name=name,
@@ -181,7 +182,7 @@ def _formats(weights: Ledger, device: Device) -> tuple[Format, ...]:
                 values=values,
                 bytes=size,
                 bits=8 * size / max(values, 1),
-                native=wanted is not None and any(d.startswith(wanted) for d in device.dtypes),
+                native=_NATIVE.get(name) in device.dtypes,
                 loads=FAMILIES[name].loads if name in FAMILIES else "",
             )
         )
