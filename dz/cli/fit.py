@@ -77,5 +77,5 @@ def _split(s: SplitRow) -> tuple[str, str, str, str, str, str, str, str, int | N
     return s.name, a, b, c, d, e, f, longest, found if s.fits else None, s.verdict
 
 
-def _op(o: OpRow) -> tuple[str, int, str]:
-    return o.op, o.count, o.prefill if o.prefill == o.decode else f"{o.prefill} / {o.decode}"
+def _op(o: OpRow) -> tuple[str, int | None, str]:
+    return o.op, o.count or None, o.prefill if o.prefill == o.decode else f"{o.prefill} / {o.decode}"

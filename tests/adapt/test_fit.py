@@ -207,6 +207,13 @@ def test_an_unknown_device(tmp_path, plain, registry):
         make_fit(source(tmp_path), trust=False, device="H300", settings=plain, registry=registry)
 
 
+def test_streams_are_not_snapshots(tmp_path, plain, registry):
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, "hc_mult": 4}))
+    fit = make_fit(source(tmp_path), trust=False, device="H200", settings=plain, registry=registry)
+    ops = {o.op for o in fit.ops}
+    assert "residual_mix" not in ops and any("hyper" in o for o in ops)
+
+
 def test_a_configuration_that_headers_contradict_is_noted(giant, tmp_path, plain, registry):
     config, shards = giant.scrambled(3, layers=4, experts=4)
     giant.write(tmp_path, {**config, "num_hidden_layers": 9, "layer_types": None}, shards)

@@ -21,6 +21,7 @@ NAMES = {
     "delta rule": ("kda", "gated_delta_rule", "delta_rule"),
     "index keys": ("index_topk",),
     "residual mixing": ("residual_mix",),
+    "hyper-connection": ("hyper_connection",),
     "four-bit codes": ("mxfp4_unpack",),
 }
 
@@ -36,8 +37,8 @@ def of_structure(weights: Ledger, shape: Outline, registry: Registry, device: De
             counts[op] = counts.get(op, 0) + 1
         if any(k.kind == "index keys" for k in layer.mixer.keeps):
             counts["index keys"] = counts.get("index keys", 0) + 1
-    if shape.residuals > 1:
-        counts["residual mixing"] = len(shape.layers)
+    if shape.mixing:
+        counts[shape.mixing] = len(shape.layers)
     packed = sum(r.tensors for r in weights.rows if r.format == "mxfp4")
     if packed:
         counts["four-bit codes"] = packed

@@ -18,7 +18,8 @@ UNGATED = ("relu2", "gelu", "gelu_new", "relu")  # activations that stand alone,
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outline:
     """A model's shape. `outside` are parameters of embeddings and head, `vision` of what takes images; `residuals` is
-    how many hidden vectors a token carries between layers; `guesses` is what the configuration left open."""
+    how many hidden vectors a token carries between layers and `mixing` by what they are mixed; `guesses` is what the
+    configuration left open."""
 
     layers: tuple[Layer, ...]
     hidden: int
@@ -29,6 +30,7 @@ class Outline:
     outside: int
     vision: int = 0
     residuals: int = 1
+    mixing: str = ""
     guesses: tuple[str, ...] = ()
 
     @property
@@ -85,6 +87,7 @@ def outline(raw: Mapping[str, Any]) -> Outline:
         outside=vocab * hidden * (1 if tied else 2) + hidden,
         vision=vision_parameters(raw, hidden),
         residuals=_residuals(k, len(mixed)),
+        mixing="residual mixing" if k.number("attn_res_block_size") else "hyper-connection" * (_residuals(k, 1) > 1),
         guesses=tuple(dict.fromkeys(guesses)),
     )
 
