@@ -13,7 +13,7 @@ from typing import Any, Literal
 from dz.core.source import Source
 from dz.hub.remote_code import Reference, changed_code
 from dz.inspect.audit_calls import calls
-from dz.upstream.installed import Installed
+from dz.upstream.installed import Installed, here
 from dz.upstream.refusals import Refusal, refusals
 from dz.upstream.remote_facts import Code, read_code
 from dz.upstream.shims.needs import Lookup, lookups, needed
@@ -96,7 +96,7 @@ def audit(source: Source, *, model_type: str = "", workspace: Path | None = None
     code = read_code(source)
     if not code.trees and not code.faults and not code.entries:
         return None
-    installed = Installed()
+    installed = here()
     found, needs, refused = lookups(code, installed), needed(code, installed), refusals(code, installed)
     changed, compared = changed_code(source, workspace)
     findings = [

@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 from typing import Literal
@@ -215,6 +216,12 @@ class Installed:
         except (SyntaxError, ValueError):
             return None
         return read_module(name, path.name == "__init__.py", tree)
+
+
+@cache
+def here() -> Installed:
+    """What this process can import, read once."""
+    return Installed()
 
 
 def _candidates(base: Path) -> Iterator[Path]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from dz.core.source import Source
 from dz.hub.remote_code import references, refuse_foreign, refuse_unpinned
-from dz.upstream.installed import Installed
+from dz.upstream.installed import here
 from dz.upstream.refusals import refusals, refuse
 from dz.upstream.remote_facts import read_code
 
@@ -29,7 +29,7 @@ def repository_code(source: Source, *, trust: bool) -> Iterator[None]:
     refuse_unpinned(source)
     key = (source.folder, source.code_hash)
     if key not in _READ:
-        refuse(source, refusals(read_code(source), Installed()))
+        refuse(source, refusals(read_code(source), here()))
         _READ.add(key)
     from dz.upstream.shims.apply import loading
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dz.core.source import Source
-from dz.upstream.installed import Installed
+from dz.upstream.installed import here
 from dz.upstream.remote_facts import read_code
 from dz.upstream.shims.imports import HOOK
 from dz.upstream.shims.needs import needed, symbols_for
@@ -61,7 +61,7 @@ def activate(source: Source) -> Active:
     if held is not None:
         return held
     code = read_code(source)
-    needs = needed(code, Installed())
+    needs = needed(code, here())
     active = Active(owner, needs, [m for n in needs for m in n.shim.mends])
     symbols = [s for n in needs for s in symbols_for(n, code)]
     if symbols:

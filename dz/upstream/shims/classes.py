@@ -70,8 +70,9 @@ def rotary_function(cls: Any) -> bool:
 
 
 def _called(mixin: Any) -> bool:
-    """Whether the installed `generate` calls it by the new name."""
-    return _NEW in inspect.signature(mixin.prepare_inputs_for_generation).parameters
+    """Whether the installed `generate` prepares inputs in another way than that of 4.x."""
+    names = inspect.signature(mixin.prepare_inputs_for_generation).parameters
+    return _NEW in names or _NEWER[0] in names
 
 
 def _old_name(method: Any) -> str:

@@ -161,12 +161,16 @@ def _ungenerating(code: Code, installed: Installed) -> Iterator[str]:
 
 def _old_cache_arguments(code: Code, installed: Installed) -> Iterator[str]:
     prepare = installed.member(*_MIXIN, "prepare_inputs_for_generation")
-    if not isinstance(prepare, ast.FunctionDef) or "cache" not in {a.arg for a in prepare.args.args}:
+    if not isinstance(prepare, ast.FunctionDef):
         return
+    told = {a.arg for a in prepare.args.args}
+    if not told & {"cache", "next_sequence_length"}:
+        return  # as in 4.x
     for path, cls in _classes(code):
         if "lm_head" not in ast.unparse(cls) and _method(cls, "prepare_inputs_for_generation") is None:
             continue
-        for name in ("forward", "prepare_inputs_for_generation"):
+        renamed = ("forward",) if "cache" in told else ()
+        for name in (*renamed, "prepare_inputs_for_generation"):
             own = _method(cls, name)
             names = {a.arg for a in [*own.args.args, *own.args.kwonlyargs]} if own is not None else set()
             if own is not None and names & _OLD_CACHES and "cache" not in names:
