@@ -38,7 +38,7 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     yield Case("none_here", {"index": m.ints(8, 20, 5, 4, dtype=dtype), "experts": 8})
     yield Case("one_token_k16_e56", {"index": m.ints(0, 896, 1, 16, dtype=dtype), "experts": 56})
     yield Case("one_choice", {"index": m.ints(0, 1, 1, 1, dtype=dtype), "experts": 1})
-    yield Case("t300_k4_e70_long", {"index": m.ints(-1, 72, 300, 4, dtype=dtype), "experts": 70})
+    yield Case("t600_k4_e70_long", {"index": m.ints(-1, 72, 600, 4, dtype=dtype), "experts": 70})
     yield Case("t20_e300", {"index": m.ints(0, 300, 20, 8, dtype=dtype), "experts": 300})
     yield Case("strided", {"index": m.ints(0, 6, 9, 8, dtype=dtype)[:, ::2], "experts": 5})
     yield Case("no_tokens", {"index": m.ints(0, 3, 0, 2, dtype=dtype), "experts": 3})

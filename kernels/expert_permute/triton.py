@@ -26,8 +26,8 @@ from dz.kernels.common.tuned import Tunable
 MOST, LONGEST = 4096, 1 << 22  # experts; choices
 TUNE = Tunable(
     "expert_permute/triton",
-    {"few": 8192, "wide": 256, "block": 256},
-    {"default": [{"few": f, "wide": w, "block": b} for f in (2048, 8192) for w, b in ((256, 256), (512, 256))]},
+    {"few": 2048, "wide": 256, "block": 256},
+    {"default": [{"few": f, "wide": w, "block": b} for f in (1024, 2048, 8192) for w, b in ((256, 256), (512, 256))]},
 )
 
 
