@@ -106,7 +106,9 @@ def fail(exc: Exception, argv: Sequence[str] = ()) -> int:
     """Say what went wrong in the form that was asked for; returns the exit code."""
     out = output.get()
     if out.verbose > 1 or os.environ.get("DZ_DEBUG"):
-        out.warn("".join(traceback.format_exception(exc)).rstrip())
+        from dz.hub.faults import blot  # a client's own words may hold a signed address
+
+        out.warn(blot("".join(traceback.format_exception(exc)).rstrip()))
     error = usage(exc, argv) or (None if _ours_is_missing(exc) else explain(exc)) or internal(exc)
     out.error(error)
     return error.exit_code

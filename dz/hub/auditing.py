@@ -17,7 +17,7 @@ from dz.core.workspace import root
 from dz.hub import lock as locks
 from dz.hub.again import digests, recheck
 from dz.hub.digest import hashable
-from dz.hub.known import commits, recorded
+from dz.hub.known import commits, leftovers, recorded
 from dz.hub.local import register, source_of
 from dz.hub.lock import Lock
 from dz.hub.lookup import the_lock
@@ -90,7 +90,7 @@ def audit(
         recorded=0 if faults else len(news),
         tensors=found.tensors,
         faults=faults,
-        notes=(*found.notes, *_strays(lock, workspace, sha256)),
+        notes=(*found.notes, *_strays(lock, workspace, sha256), *_leftovers(source.path)),
         lock=lock,
         findings=found,
     )
@@ -154,6 +154,14 @@ def _strays(lock: Lock, workspace: Path | None, sha256: dict[str, str]) -> list[
         notes.append(f"stray: {path} ({size:,} bytes): {f'the same bytes as {twin}' if twin else why}")
     shown = notes[:10]
     return [*shown, f"and {len(notes) - 10} more strays"] if len(notes) > 10 else shown
+
+
+def _leftovers(folder: Path) -> list[str]:
+    found = leftovers(folder)
+    size = sum(p.stat().st_size for p in found)
+    return (
+        [f"left over from ended transfers: {len(found)} files ({size:,} bytes) in {found[0].parent}"] if found else []
+    )
 
 
 def _twin(lock: Lock, path: str, size: int, sha256: dict[str, str]) -> str:

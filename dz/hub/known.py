@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dz.core.source import FileEntry
 from dz.hub import cached
-from dz.hub.stamp import NOTES
+from dz.hub.stamp import NOTES, PENDING
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _GIT = re.compile(r"[0-9a-f]{40}")
@@ -25,6 +25,12 @@ def recorded(folder: Path, files: Sequence[FileEntry]) -> tuple[FileEntry, ...]:
     """The files with the hashes that the client recorded: in its notes, or as the names of the cache's blobs."""
     blobs = {f.path: f.etag for f in cached.entries(folder)} if folder.parent.name == "snapshots" else {}
     return tuple(_with(f, blobs.get(f.path, "") or "".join(_note(folder, f.path)[1:2])) for f in files)
+
+
+def leftovers(folder: Path) -> list[Path]:
+    """What ended transfers left beside a folder's files: parts that a next fetch goes on with, or that nothing uses."""
+    at = folder.parent.parent / "blobs" if folder.parent.name == "snapshots" else folder / NOTES
+    return sorted(p for p in at.rglob(f"*{PENDING}") if p.is_file()) if at.is_dir() else []
 
 
 def _with(entry: FileEntry, etag: str) -> FileEntry:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 from blake3 import blake3
 
 from dz.core.headers import MAX_HEADER
-from dz.core.index import is_weight
+from dz.core.index import choose, is_weight
 from dz.core.source import Source
+from dz.errors import Refused
 
 # Files whose content decides what a model does: configuration, code, templates, tokenizers.
 _CONTENT = (".json", ".py", ".jinja", ".txt", ".model", ".tiktoken", ".yaml", ".yml", ".vocab", ".merges")
@@ -59,12 +60,14 @@ def code_digest(path: Path) -> str:
 def local_revision(folder: Path, paths: Sequence[str]) -> str:
     """The first 8 digits of the blake3 of a folder's configuration, code, weight headers and weight sizes.
 
-    The data of the weights is not read; that a file holds other numbers under the same header and size is found by
-    the modification times that the lock keeps (`stamps`)."""
+    Weight files that nothing reads do not count and are not opened. The data of the others is not read; that a file
+    holds other numbers under the same header and size is found by the modification times that the lock keeps
+    (`stamps`)."""
     h = blake3()
+    ignored = _ignored(folder, paths)
     for path in sorted(paths):
         full = folder / path
-        if not full.is_file():
+        if not full.is_file() or path in ignored:
             continue
         if decides(path):
             _add(h, path, full.read_bytes())
@@ -72,6 +75,13 @@ def local_revision(folder: Path, paths: Sequence[str]) -> str:
             head = _head(full) if path.endswith(".safetensors") else b""
             _add(h, path, struct.pack("<Q", full.stat().st_size) + head)
     return h.hexdigest()[:8]
+
+
+def _ignored(folder: Path, paths: Sequence[str]) -> Collection[str]:
+    try:
+        return choose(paths, lambda path: (folder / path).read_bytes()).ignored
+    except (Refused, OSError):  # the check of the folder says why; for the revision every file counts then
+        return ()
 
 
 def _add(h: blake3, path: str, content: bytes) -> None:

@@ -52,11 +52,12 @@ def examine(
     Collects every fault. Reads headers and JSON, not the data of the weights. Raises Refused only where it is
     ambiguous which files are the weights, or where the index itself cannot be read."""
     progress = progress or Silent()
-    stubs = _stubs(folder, paths)
-    stubbed = {f.file for f in stubs}
-    if any(p.endswith(INDEX_SUFFIX) for p in stubbed):
+    stubs = _stubs(folder, [p for p in paths if p.endswith(INDEX_SUFFIX)])
+    if stubs:
         return Findings(layout=Layout(), faults=tuple(stubs))
     layout = layout or choose(paths, lambda p: (folder / p).read_bytes())
+    stubs = _stubs(folder, [p for p in paths if p not in layout.ignored])  # what is not read may be anything
+    stubbed = {f.file for f in stubs}
     faults = [*stubs, *_json_faults(folder, paths, stubbed)]
     skip = {*stubbed, *left_out}
     found, tensors, size = _shards(header or (lambda shard: read_header(folder / shard)), layout, skip, progress)

@@ -10,6 +10,7 @@ import json
 import re
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -44,8 +45,8 @@ class Repo:
 class Fault:
     """What happens to requests for one file: `status`, `cut` (the connection ends in the middle), `flip` (one bit),
     `short` (the body lacks its last byte and says so), `slow` (nothing comes for `seconds`), `whole` (a range is not
-    heeded), `longer` (the file has one byte more than the hub lists), `away` (a redirect to a host where nobody is).
-    Applies `times` times."""
+    heeded), `longer` (the file has one byte more than the hub lists), `away` (a redirect to a host where nobody is),
+    `stall` (half of the body, then nothing for `seconds`). Applies `times` times."""
 
     path: str
     kind: str
@@ -73,6 +74,7 @@ class HubServer:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.lists_hashes = True
+        self.cdn_fails = False  # set: the other host refuses every signed address
         self.lock = threading.Lock()
 
     def __enter__(self) -> HubServer:
@@ -156,6 +158,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.tree(m[1], m[2])
         elif m := re.fullmatch(r"/([^/]+/[^/]+)/resolve/([^/]+)/(.+)", path):
             self.resolve(m[1], m[2], m[3])
+        elif self.hub.cdn_fails and path.startswith("/cdn/"):
+            self.refuse(403, "", "the signature does not fit")
         elif m := re.fullmatch(r"/cdn/([0-9a-f]{64})/(.+)", path):
             self.content(self.hub.blobs[m[1]], m[2], {"ETag": f'"{m[1]}"'})
         else:
@@ -251,7 +255,8 @@ class _Handler(BaseHTTPRequestHandler):
             content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
         if fault and fault.kind == "short":
             content = content[:-1]
-        self.send(status, content, headers, cut=bool(fault) and fault.kind == "cut")
+        stall = fault.seconds if fault and fault.kind == "stall" else 0.0
+        self.send(status, content, headers, cut=bool(fault) and fault.kind == "cut", stall=stall)
         return None
 
     def json(self, value: object, headers: dict[str, str] | None = None) -> None:
@@ -261,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Error-Message": text, **(more or {})} | ({"X-Error-Code": code} if code else {})
         self.send(status, json.dumps({"error": text}).encode(), {"Content-Type": "application/json", **headers})
 
-    def send(self, status: int, body: bytes, headers: dict[str, str], *, cut: bool = False) -> None:
+    def send(self, status: int, body: bytes, headers: dict[str, str], *, cut: bool = False, stall: float = 0.0) -> None:
         self.send_response(status)
         for key, value in headers.items():
             self.send_header(key, value)
@@ -270,8 +275,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "HEAD":
             return
-        self.wfile.write(body[: len(body) // 2] if cut else body)
+        half = len(body) // 2 if cut or stall else len(body)
+        self.wfile.write(body[:half])
         self.wfile.flush()
+        if stall:
+            time.sleep(stall)
+            with suppress(OSError):  # whoever waited may be gone
+                self.wfile.write(body[half:])
         if cut:
             self.close_connection = True
             self.connection.shutdown(2)

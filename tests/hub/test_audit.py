@@ -116,6 +116,16 @@ def test_strays_and_second_copies_are_listed(hub, ask, base, made, tmp_path):
     assert "model.safetensors (4 bytes): weights that are not read" in notes and "extra.jinja" in notes
 
 
+def test_what_ended_transfers_left_is_listed(hub, ask, base, made, tmp_path):
+    hub.push("org/name", made.model())
+    source = fetch(ask(), base).source
+    assert not [n for n in audit("org/name", workspace=base).notes if n.startswith("left over")]
+    blobs = source.path.parent.parent / "blobs"
+    (blobs / "aa.bb.incomplete").write_bytes(b"x" * 1234)
+    (note,) = [n for n in audit("org/name", workspace=base).notes if n.startswith("left over")]
+    assert "1 files (1,234 bytes)" in note and str(blobs) in note
+
+
 def test_a_folder_of_ones_own(made, tmp_path, base):
     """Nothing is known about its bytes the first time; they are recorded, and compared from then on."""
     folder = made.lay(tmp_path / "m", made.model())

@@ -112,6 +112,15 @@ def test_strays_are_listed_and_not_read(folder, base, made):
     assert "not read" in done.document["reasons"][0]
 
 
+def test_strays_neither_count_nor_have_to_be_whole(folder, base, made):
+    """An unpulled pointer that nothing reads is no fault, and a stray file makes no new revision."""
+    first = fetch(folder, base).source
+    made.lay(folder, {"original/x.safetensors": made.stub, "pytorch_model.bin": b"x"})
+    done = fetch(folder, base)
+    assert not done.fresh and done.source.rev8 == first.rev8
+    assert [i["path"] for i in done.document["data"]["ignored"]] == ["original/x.safetensors", "pytorch_model.bin"]
+
+
 def test_a_wrong_total_size_is_noted(folder, base):
     index = json.loads((folder / INDEX).read_text())
     index["metadata"]["total_size"] += 1

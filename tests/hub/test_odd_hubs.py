@@ -82,6 +82,22 @@ def test_a_mirror_by_its_variable(hub, base, made, monkeypatch, tmp_path, capsys
     assert f'"endpoint": "{hub.url}"' in next(base.glob("*/fetch.json")).read_text()
 
 
+@pytest.mark.parametrize("more", [[], ["--metadata"]])
+def test_a_traceback_shows_no_credential(hub, base, made, monkeypatch, tmp_path, capsys, more):
+    """With -vv the client's own exceptions are shown; a signed address in them carries no signature."""
+    monkeypatch.setattr("dz.hub.partial.LARGE", 1)
+    hub.push("org/name", made.model())
+    hub.repos["org/name"].token = "hf_secretsecret"
+    monkeypatch.setenv("HF_ENDPOINT", hub.url)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
+    hub.cdn_fails = True
+    argv = ["-vv", "fetch", "org/name", "--workspace", str(base), "--token", "hf_secretsecret", *more]
+    assert main(argv) == EnvironmentFailure.exit_code
+    out = "".join(capsys.readouterr())
+    assert "Traceback" in out and "/cdn/" in out
+    assert made.server.SECRET not in out and "hf_secretsecret" not in out
+
+
 TWO = ("model.bf16.safetensors.index.json", "model.fp8.safetensors.index.json")
 
 

@@ -1,6 +1,11 @@
 """A large file goes on where an earlier run was ended, whatever ended it."""
 
 import errno
+import json
+import os
+import struct
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,7 +17,33 @@ from dz.errors import EnvironmentFailure, Refused
 from dz.hub import acquire
 from dz.hub.partial import have, part_beside
 
+ROOT = Path(__file__).resolve().parents[2]
 SHARD = "model-00002-of-00003.safetensors"
+
+
+def test_a_killed_process_loses_nothing_that_was_written(hub, base, made, tmp_path):
+    """SIGKILL in the middle of a file of real size, in the client's own chunks; the next process asks for the rest."""
+    n = 24 << 20
+    raw = json.dumps({"a": {"dtype": "U8", "shape": [n], "data_offsets": [0, n]}}).encode()
+    weights = struct.pack("<Q", len(raw)) + raw + bytes(n)
+    hub.push("org/name", {"config.json": b"{}", "model.safetensors": weights})
+    hub.fault("model.safetensors", "stall", seconds=30)
+    env = {**os.environ, "HF_ENDPOINT": hub.url, "HF_HUB_CACHE": str(tmp_path / "cache"), "DZ_WORKSPACE": str(base)}
+    command = [sys.executable, "-m", "dz", "fetch", "org/name"]
+    run = subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 20
+    parts = []
+    while not any(p.stat().st_size for p in parts) and time.monotonic() < deadline:
+        time.sleep(0.05)
+        parts = list((tmp_path / "cache").rglob("*.dz.incomplete"))
+    run.kill()
+    run.wait()
+    there = parts[0].stat().st_size
+    assert 0 < there < len(weights)
+    hub.requests.clear()
+    subprocess.run(command, cwd=ROOT, env=env, check=True, capture_output=True, timeout=30)
+    assert [r.range for r in hub.content_gets() if "/cdn/" in r.path] == [f"bytes={there}-"]
+    assert next((tmp_path / "cache").rglob("model.safetensors")).read_bytes() == weights
 
 
 @pytest.fixture(autouse=True)
