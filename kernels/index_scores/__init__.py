@@ -1,0 +1,1 @@
+"""Implementations of index_scores."""
