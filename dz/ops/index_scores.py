@@ -22,8 +22,8 @@ def reference(
     leave the relu). starts, ends [S] int32: query s sees the keys from starts[s] to before ends[s]. Products and sums
     in fp32 (float64 if the weights are)."""
     work = wide_dtype(weights.dtype)
-    dots = torch.einsum("shd,td->sht", q.to(work), k.to(work)).relu()
-    scores = torch.einsum("sh,sht->st", weights.to(work), dots)
+    products = torch.einsum("shd,td->sht", q.to(work), k.to(work)).relu()
+    scores = torch.einsum("sh,sht->st", weights.to(work), products)
     if k_scale is not None:
         scores = scores * k_scale.to(work)
     at = torch.arange(k.shape[0], device=k.device)

@@ -67,11 +67,11 @@ def _kernel(
             rows = tl.load(q + row * q_row + h[:, None] * q_head + d[None, :], mask=(h < heads)[:, None], other=0.0)
             w = tl.load(weights + row * w_row + h * w_head, mask=h < heads, other=0.0)
             if PRECISE:
-                dots = tl.dot(keys, tl.trans(rows), input_precision="ieee")
+                products = tl.dot(keys, tl.trans(rows), input_precision="ieee")
             else:
-                dots = tl.dot(keys, tl.trans(rows))
-            dots = tl.maximum(dots, 0.0, propagate_nan=tl.PropagateNan.ALL)
-            s = tl.sum(dots * w[None, :], 1)
+                products = tl.dot(keys, tl.trans(rows))
+            products = tl.maximum(products, 0.0, propagate_nan=tl.PropagateNan.ALL)
+            s = tl.sum(products * w[None, :], 1)
             if SCALED:
                 s *= scale
             seen = (t >= tl.load(starts + i)) & (t < tl.load(ends + i))
