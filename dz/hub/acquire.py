@@ -216,7 +216,10 @@ def _plan(request: Request, found: Pin) -> _Plan:
     if request.metadata:
         chosen, shards = metadata.narrow(chosen)
     known = had.unchanged() if had else {}
-    jobs = tuple(target.job(f, known=known.get(f.path), force=request.force) for f in chosen.wanted)
+    broken_ones = had.broken if had else ()  # known to be, so they are not read once more before they are fetched
+    jobs = tuple(
+        target.job(f, known=known.get(f.path), force=request.force or f.path in broken_ones) for f in chosen.wanted
+    )
     first = metadata.sizes(shards, chosen)
     return _Plan(target=target, chosen=chosen, jobs=jobs, had=had, headers=shards, first=first)
 

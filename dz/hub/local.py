@@ -102,7 +102,7 @@ def _refuse_broken(lock: Lock) -> None:
     still = [p for p in lock.broken if p in lock.stamps and not lock.differs(p)]
     if still:
         raise Refused(
-            f"{len(still)} files of {lock.label} were found broken by `dz fetch --verify`",
+            f"{lock.label} has files that `dz fetch --verify` found broken",
             ", ".join(still[:5]) + (f" and {len(still) - 5} more" if len(still) > 5 else ""),
             f"mend or fetch these files again; if they are meant to be so: dz fetch {lock.label} --force",
             code="broken_files",

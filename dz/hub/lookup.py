@@ -71,7 +71,7 @@ def the_lock(wanted: Model, workspace: Path | None = None) -> Lock:
 def _refuse_broken(lock: Lock) -> None:
     if lock.broken:
         raise Refused(
-            f"{len(lock.broken)} files of {lock.label} were found broken by `dz fetch --verify`",
+            f"{lock.label} has files that `dz fetch --verify` found broken",
             ", ".join(lock.broken[:5]) + (f" and {len(lock.broken) - 5} more" if len(lock.broken) > 5 else ""),
             f"{lock.again}: it fetches these alone again",
             code="broken_files",

@@ -47,7 +47,7 @@ def test_a_whole_model(hub, ask, base, made):
 
 
 @pytest.mark.parametrize("path", [SHARD, "tokenizer.json", "README.md"])
-def test_only_the_broken_file_is_named_kept_from_use_and_mended(hub, ask, base, made, path):
+def test_only_the_broken_file_is_named_kept_from_use_and_mended(hub, ask, base, made, recorder, path):
     files = made.model()
     hub.push("org/name", files)
     source = fetch(ask(), base).source
@@ -62,8 +62,9 @@ def test_only_the_broken_file_is_named_kept_from_use_and_mended(hub, ask, base, 
         resolve("org/name", workspace=base)
     assert e.value.code == "broken_files" and path in e.value.why
     hub.requests.clear()
-    fetch(ask(), base)
+    acquire.fetch(ask(), workspace=base, progress=recorder)
     assert {Path(r.path).name for r in hub.content_gets()} == {path, INDEX}
+    assert recorder.steps[0] == ("fetch 1 files", len(files[path]))  # known to be broken: not read before
     assert resolve("org/name", workspace=base) == source
     assert not audit("org/name", workspace=base).faults
 
