@@ -109,7 +109,8 @@ def _named(
         for at in k.at:
             groups.setdefault(ops.get((id(k), cut.signature(k, at, structure)), OUTSIDE), []).append(at)
         routed = split == "experts"  # one expert of a list is made of linear sites; together they are the experts
-        out += [(part, "experts" if routed and op == "linear" else op, split) for part, op in k.divided(groups)]
+        for part, op in k.divided(groups):
+            out.append((part, "experts" if routed and op == "linear" else op, split))
     return out
 
 

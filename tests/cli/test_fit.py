@@ -50,5 +50,5 @@ def test_a_configuration_alone_is_an_estimate(dz, model, tmp_path):
 
 
 def test_an_unknown_profile_suggests(dz, model):
-    code, _, err = dz("adapt", model, "--dry-run", "--device", "H201")
-    assert code == 2 and "did you mean 'H20?" in err
+    code, _, err = dz("adapt", model, "--dry-run", "--device", "MI30X")
+    assert code == 2 and "did you mean 'MI300X'?" in err

@@ -47,8 +47,8 @@ def make_fit(source: Source, *, trust: bool, device: str, settings: Settings, re
     shape = outline(complete if complete is not None else raw)
     headers = _headers(source)
     if not headers:
-        weights, *band = estimate(raw, shape)
-        return assemble(source, shape, weights, found, settings, registry, "configuration", tuple(band), notes)
+        weights, band, reason = estimate(raw, shape)
+        return assemble(source, shape, weights, found, settings, registry, "configuration", (band, reason), notes)
     recognised = recognise(headers, raw, source.path)
     structure = Structure(headers, recognised, shape)
     weights, known, read = ledger(headers, structure), "headers", None

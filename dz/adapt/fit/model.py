@@ -8,6 +8,8 @@ from typing import Literal
 from dz.core.device import Device
 from dz.inspect.ledger import Row
 
+Bound = Literal["model", "memory", "weights"]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
@@ -44,7 +46,7 @@ class SplitRow:
     per_token: float
     per_sequence: float
     longest: int
-    bound: Literal["model", "memory", "weights"]
+    bound: Bound
     spread: int
     contexts: tuple[Context, ...]
     experts_fp8: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from dz.adapt.fit.model import Context, SplitRow
+from dz.adapt.fit.model import Bound, Context, SplitRow
 from dz.core.device import Device
 from dz.inspect.ledger import Ledger
 from dz.inspect.outline import Outline
@@ -119,7 +119,7 @@ def _cache(shape: Outline, itemsize: float, tp: int) -> tuple[float, float, floa
     return token, fixed, thin
 
 
-def _longest(room: int, token: float, fixed: float, limit: int) -> tuple[int, str]:
+def _longest(room: int, token: float, fixed: float, limit: int) -> tuple[int, Bound]:
     """(tokens of the longest sequence, what limits it)."""
     if room < fixed or room < 0:
         return 0, "weights" if room < 0 else "memory"

@@ -31,7 +31,7 @@ class Keys:
         value = self.get(*names)
         if isinstance(value, list | tuple) and value and all(_whole(v) for v in value):
             value = max(value)
-        return int(value) if _whole(value) else default
+        return int(value) if isinstance(value, int | float) and _whole(value) else default
 
     def listed(self, *names: str) -> list[Any] | None:
         """A list, None where there is none."""
