@@ -1,10 +1,11 @@
 """Every causal and image-text type of the installed transformers, at its default sizes, on the meta device.
 
-usage: python reports/survey.py [TYPE ...] [--out reports/survey.json] [--limit 40] [--fingerprints]
+usage: python reports/survey.py [TYPE ...] [--out reports/survey.json] [--limit 40] [--fingerprints] [--keep]
 
-One process surveys type after type and prints a line of JSON for each; one that takes longer than --limit seconds is
+One process surveys type after type and prints a line of JSON for each; one that works for more than --limit seconds is
 ended, recorded, and the rest goes on in a fresh process. --fingerprints also writes the structures of all known sites
-to dz/inspect/fingerprints.json, which `dz adapt --diff` compares variants with."""
+to dz/inspect/fingerprints.json, which `dz adapt --diff` compares variants with. --keep replaces the rows of the named
+types in the report that is there and adds to its fingerprints."""
 
 from __future__ import annotations
 
@@ -21,7 +22,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
+START = 30.0  # seconds more for the first type of a process: its imports
 
 
 def survey_type(kind: str, registry: Any) -> dict[str, Any]:
@@ -64,7 +68,7 @@ def work(kinds: list[str]) -> None:
 
     registry = Registry.discover()
     for kind in kinds:
-        started = time.perf_counter()
+        started = time.process_time()
         row: dict[str, Any] = {"type": kind, "built": True, "why": ""}
         try:
             row |= survey_type(kind, registry)
@@ -72,7 +76,7 @@ def work(kinds: list[str]) -> None:
             row |= {"built": False, "why": f"{e.what}: {e.why}"}
         except Exception as e:  # noqa: BLE001  a type's default configuration may fail in any way; it is recorded
             row |= {"built": False, "why": f"{type(e).__name__}: {' '.join(str(e).split())[:300]}"}
-        row["seconds"] = round(time.perf_counter() - started, 2)
+        row["seconds"] = round(time.process_time() - started, 2)
         print(json.dumps(row), flush=True)
 
 
@@ -87,7 +91,7 @@ def collect(kinds: list[str], limit: float) -> list[dict[str, Any]]:
             threading.Thread(target=_read, args=(process, lines), daemon=True).start()
             first = True
             while left:
-                line = _next(lines, limit + 30 * first)  # the imports of a fresh process take their time
+                line = _next(lines, process, limit + START * first)
                 first = False
                 if not line:
                     ended = process.poll() is not None
@@ -107,12 +111,24 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
     lines.put("")
 
 
-def _next(lines: queue.Queue[str], limit: float) -> str:
-    """The next line of a process, "" when none came in time or its output ended."""
+def _next(lines: queue.Queue[str], process: subprocess.Popen[str], limit: float) -> str:
+    """The next line of a process, "" when its output ended or it worked for `limit` seconds without one. Processor
+    time counts, not the clock: the machine may stop the process for a measurement."""
+    started = _worked(process)
+    while True:
+        try:
+            return lines.get(timeout=2.0)
+        except queue.Empty:
+            if _worked(process) - started > limit:
+                return ""
+
+
+def _worked(process: subprocess.Popen[str]) -> float:
     try:
-        return lines.get(timeout=limit)
-    except queue.Empty:
-        return ""
+        times = psutil.Process(process.pid).cpu_times()
+    except psutil.Error:
+        return float("inf")
+    return times.user + times.system
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -172,6 +188,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "reports/survey.json")
     parser.add_argument("--limit", type=float, default=40.0)
     parser.add_argument("--fingerprints", action="store_true")
+    parser.add_argument("--keep", action="store_true")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     sys.path.insert(0, str(ROOT))
@@ -187,12 +204,18 @@ def main() -> None:
         r["kind"] = all_types.get(r["type"], "")
         for op, found in r.pop("digests", {}).items():
             digests.setdefault(op, set()).update(found)
+    if given.keep:
+        named = {r["type"] for r in rows}
+        kept = json.loads(given.out.read_text("utf-8"))["types"]
+        rows = sorted([*rows, *(r for r in kept if r["type"] not in named)], key=lambda r: r["type"])
     head = {"transformers": version("transformers"), "torch": version("torch"), "summary": summary(rows)}
     given.out.write_text(json.dumps({**head, "types": rows}, indent=1) + "\n", "utf-8")
     given.out.with_suffix(".md").write_text(table({**head, "types": rows}), "utf-8")
     if given.fingerprints:
-        text = json.dumps({op: sorted(d) for op, d in sorted(digests.items())}, indent=0)
-        (ROOT / "dz/inspect/fingerprints.json").write_text(text + "\n", "utf-8")
+        path = ROOT / "dz/inspect/fingerprints.json"
+        for op, found in json.loads(path.read_text("utf-8")).items() if given.keep else ():
+            digests.setdefault(op, set()).update(found)
+        path.write_text(json.dumps({op: sorted(d) for op, d in sorted(digests.items())}, indent=0) + "\n", "utf-8")
     print(json.dumps(head["summary"], indent=1))
 
 

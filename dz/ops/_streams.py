@@ -78,13 +78,13 @@ def _proved(
     drawn["fn"] *= shapes["fn"][1] ** -0.5
     x = torch.randn((1, _TOKENS, streams, width), generator=generator)
     got = _run(m, {names[role]: t for role, t in drawn.items()}, x)
-    for option in options if got is not None else ():
+    if got is None:
+        return None
+    for option in options:
         want = reference(x, **drawn, **option)
         if _agree(got, want if isinstance(want, tuple) else (want,)):
             traits = {"streams": streams, **option}
             return Match(op=op, status="known", reason=f"{streams} streams; a probe agrees", traits=traits)
-    if got is None:
-        return None
     differs = ("its parameters have the op's shapes, its numbers are others",)
     return Match(op=op, status="variant", reason=f"{streams} streams", differs=differs, traits={"streams": streams})
 

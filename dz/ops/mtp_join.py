@@ -31,8 +31,10 @@ def reference(
     """[..., D] in hidden's dtype: `W [rms(embedding) * e ; rms(hidden) * h]`, fp32 inside. embedding and hidden
     [..., D], both norms' weights [D], W [D, 2 D]. `hidden_first` joins them the other way round. A decoder layer and
     the model's own head follow it. Source: arXiv:2412.19437, section 2.2."""
-    e = rms_norm.reference(wide(embedding), wide(embedding_norm), eps=eps)
-    h = rms_norm.reference(wide(hidden), wide(hidden_norm), eps=eps)
+    e, h = (
+        wide(x) * torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps) * wide(w)
+        for x, w in ((embedding, embedding_norm), (hidden, hidden_norm))
+    )
     pair = (h, e) if hidden_first else (e, h)
     return F.linear(torch.cat(pair, -1), wide(weight)).to(hidden.dtype)
 

@@ -35,7 +35,11 @@ def followed(raw: Mapping[str, Any], config: Any) -> tuple[str, ...]:
             continue
         for key in ("layer_types", "mlp_layer_types", "indexer_types"):
             said, made = owner.get(key), getattr(held, key, None)
-            if isinstance(said, list) and isinstance(made, (list, tuple)) and _pattern(said) != _pattern(made):
+            if not isinstance(said, list) or not isinstance(made, (list, tuple)) or _pattern(said) == _pattern(made):
+                continue
+            if len(said) != len(made):  # a class may count blocks and layers differently; its own lists then agree
+                notes.append(f"{_at(path, key)} lists {len(said)} blocks, which are {len(made)} layers to the class")
+            else:
                 raise Refused(
                     f"{type(held).__name__} does not follow {_at(path, key)}",
                     f"the file says {_short(said)}, the class makes {_short(made)}",

@@ -238,6 +238,8 @@ def test_r17_a_class_that_flattens_the_list_is_refused():
         settled.followed(raw, Flat())
     Flat.layer_types = ("l", "f", "l", "f", "l")  # kinds by other names, in the same places
     assert settled.followed(raw, Flat()) == ()
+    Flat.layer_types = ("l", "l", "l")  # attention and feed-forward counted as one layer
+    assert settled.followed(raw, Flat()) == ("layer_types lists 5 blocks, which are 3 layers to the class",)
 
 
 # -- R18: other heads on other layers

@@ -10,9 +10,18 @@ from torch import nn
 from dz.core.inventory import SiteView
 from dz.core.registry import Registry
 from dz.errors import UsageError
-from dz.ops import feed_forward, hyper_collapse, hyper_connection, mamba2_scan, mamba_scan, mtp_join, patch_embed
+from dz.ops import (
+    feed_forward,
+    hyper_collapse,
+    hyper_connection,
+    mamba2_scan,
+    mamba_scan,
+    mtp_join,
+    padding_mask,
+    patch_embed,
+)
 
-OPS = (feed_forward, hyper_collapse, hyper_connection, mamba2_scan, mamba_scan, mtp_join, patch_embed)
+OPS = (feed_forward, hyper_collapse, hyper_connection, mamba2_scan, mamba_scan, mtp_join, padding_mask, patch_embed)
 
 
 def cases(op, dtype="float32"):
@@ -249,6 +258,23 @@ def test_the_entry_of_an_mtp_head_is_recognised():
     weights = head.enorm.weight, head.hnorm.weight, head.eh_proj.weight
     eps = torch.finfo(torch.float32).eps
     torch.testing.assert_close(mtp_join.reference(x, y, *weights, eps=eps), head(x, y))
+
+
+def masked(x, mask=None):
+    """The op in other words, as older releases have it: one sequence is left as it is."""
+    left = mask is None or x.shape[0] == 1 or x.shape[1] == 1
+    return x if left else torch.where(mask[..., None] == 1, x, 0.0)
+
+
+def test_masking_of_padding_is_recognised():
+    from transformers.models.mamba2 import modeling_mamba2 as two
+
+    found = padding_mask.recognise(site(two.apply_mask_to_padding_states, "function"))
+    assert (found.status, found.traits) == ("known", {"always": True})
+    assert [a.path for a in found.binding.args[:2]] == ["hidden_states", "attention_mask"]
+    assert padding_mask.recognise(site(masked, "function")).traits == {"always": False}
+    assert padding_mask.recognise(site(two.segment_sum, "function")) is None
+    assert padding_mask.recognise(site(lambda x, mask: x, "function")) is None
 
 
 def test_they_are_registered():
