@@ -87,7 +87,7 @@ def _scaled_grouped(args: Args, *, fast: bool) -> Callable[[], Any]:
     given = (args["x"], args["weight"].transpose(1, 2), args["x_scale"], args["weight_scale"])
     ends = args["offsets"][1:].clone()
     flags = {"out_dtype": torch.bfloat16, "use_fast_accum": fast}
-    return lambda: torch._scaled_grouped_mm(*given, offs=ends, **flags)
+    return lambda: torch._scaled_grouped_mm(*given, offs=ends, **flags)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _humming(args: Args) -> Callable[[], Any]:

@@ -22,11 +22,13 @@ from dz.bench.peers import PEERS
 from dz.bench.workloads.grouped_gemm_fp8 import offsets
 from dz.bench.workloads.grouped_gemm_mxfp4 import four_bit_weights
 from dz.kernels.expert_gather.triton import run as to_eight_bit
+from dz.kernels.grouped_gemm_fp8.triton import TUNE
 from dz.kernels.grouped_gemm_fp8.triton import run as product
 from dz.kernels.mxfp4_to_fp8.triton import fold
 from dz.ops.grouped_gemm_mxfp4 import reference
 
 SHAPE = {"experts": 56, "n": 6144, "k": 3584}  # gate and up projections of 56 of 896 experts
+SMALL = {"rows": 64, "columns": 128, "warps": 4, "stages": 3, "per_sm": 2}  # leaves registers for a fold beside it
 DENSE = (16384, 7168, 6144)  # the other work: about what the dense projections of such a layer take
 
 
@@ -41,13 +43,13 @@ def workspace(weights: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Ten
     )
 
 
-def beside(first: Callable[[], Any], second: Callable[[], Any], side: torch.cuda.Stream) -> None:
-    """Both at once, `first` on the side stream; returns when both are under way and joined."""
+def beside(second: Callable[[], Any], first: Callable[[], Any], side: torch.cuda.Stream) -> None:
+    """Both at once: `first` on this stream, then `second` on the side stream in what room is left; joined at the end."""
     main = torch.cuda.current_stream()
     side.wait_stream(main)
+    first()
     with torch.cuda.stream(side):
-        first()
-    second()
+        second()
     main.wait_stream(side)
 
 
@@ -84,6 +86,10 @@ def run(rows: int, device: torch.device) -> dict[str, Any]:
     def next_fold() -> None:
         fold(**weights, codes=after[0], row_scales=after[1], spread=after[2])
 
+    def behind_small_tiles() -> None:
+        with TUNE.override(SMALL):
+            beside(next_fold, multiply, side)
+
     def behind_other() -> None:
         beside(next_fold, lambda: a @ b, side)
         multiply()
@@ -100,6 +106,7 @@ def run(rows: int, device: torch.device) -> dict[str, Any]:
         "FP8 product": measure(lambda: product(codes, scale, *this[:2], ends), device),
         "counted": measure(counted, device),
         "behind the product": measure(lambda: beside(next_fold, multiply, side), device),
+        "behind the product, small tiles": measure(behind_small_tiles, device),
         "other work": measure(lambda: a @ b, device),
         "behind other work, with it": measure(behind_other, device),
     }
@@ -109,7 +116,7 @@ def run(rows: int, device: torch.device) -> dict[str, Any]:
     return {"rows": rows, "us": us, "times faster": ratios, "relative error": error(x, weights, ends, out)}
 
 
-HEADLINES = ("counted", "behind the product", "behind other work")
+HEADLINES = ("counted", "behind the product", "behind the product, small tiles", "behind other work")
 
 
 def main() -> None:
