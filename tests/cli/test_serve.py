@@ -43,7 +43,11 @@ def served(dz, monkeypatch, tmp_path):
         listener.note("ready: http://127.0.0.1:1")
         return 0
 
-    monkeypatch.setattr(dz_module("hub"), "resolve", lambda name, workspace: seen.setdefault("name", name) and source)
+    def resolve(name, workspace, trust):
+        seen["name"] = name
+        return source
+
+    monkeypatch.setattr(dz_module("hub"), "resolve", resolve)
     monkeypatch.setattr(dz_module("adapt"), "current_plan", plan, raising=False)
     monkeypatch.setattr(dz_module("serve.launch"), "serve", serve)
     monkeypatch.delenv("DZ_API_KEY", raising=False)

@@ -84,7 +84,9 @@ def _shim_of(entry: Import) -> Shim | None:
         for s in shim.symbols:
             if not entry.name and (s.module == entry.module or s.module.startswith(below)):
                 return shim
-            if (s.module, s.name) == (entry.module, entry.name) or f"{s.module}." in (f"{below}{entry.name}.",):
+            if (s.module, s.name) == (entry.module, entry.name) or s.module == f"{below}{entry.name}":
+                return shim
+            if s.module == _top(entry) != _UPSTREAM and entry.name in ("", s.name):
                 return shim
     anywhere = ANYWHERE.get(entry.name)
     if anywhere is None or entry.module.partition(".")[0] != _UPSTREAM:
@@ -97,9 +99,16 @@ def symbols_for(need: Need, code: Code) -> list[Symbol]:
     out = list(need.shim.symbols)
     for entry in code.imports:
         make = ANYWHERE.get(entry.name)
-        if make is not None and make[0] == need.shim.name and entry.module.partition(".")[0] == _UPSTREAM:
+        if make is not None and make[0] == need.shim.name and _top(entry) == _UPSTREAM:
             out.append(Symbol(module=entry.module, name=entry.name, make=make[1]))
+        if _top(entry) not in (_UPSTREAM, entry.module):
+            same = [s for s in need.shim.symbols if s.module == _top(entry) and entry.name in ("", s.name)]
+            out += [Symbol(module=entry.module, name=s.name, make=s.make) for s in same]
     return out
+
+
+def _top(entry: Import) -> str:
+    return entry.module.partition(".")[0]
 
 
 def _changed(code: Code, symbol: Symbol, installed: Installed) -> Iterator[str]:

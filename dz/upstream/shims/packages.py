@@ -1,4 +1,6 @@
-"""Shims for packages of kernels that code written for GPUs imports without asking, where they are not installed."""
+"""Shims for packages of kernels that code written for GPUs imports without asking, where they are not installed.
+
+What is declared for a package by its top name is given from whichever of its modules the code names."""
 
 from __future__ import annotations
 
@@ -20,11 +22,7 @@ PACKAGES = (
         stands_for="flash_attn: attention kernels and the helpers that take padding out and put it back",
         releases="flash-attn 2",
         safe="the same softmax attention in torch, float32 inside; arguments that it would have to ignore raise",
-        symbols=(
-            *_symbols("flash_attn", "flash", "flash_attn_func", "flash_attn_varlen_func"),
-            *_symbols("flash_attn.flash_attn_interface", "flash", "flash_attn_func", "flash_attn_varlen_func"),
-            *_symbols("flash_attn.bert_padding", "flash", *_PADDING),
-        ),
+        symbols=(*_symbols("flash_attn", "flash", "flash_attn_func", "flash_attn_varlen_func", *_PADDING),),
     ),
     Shim(
         name="fla",
