@@ -44,7 +44,7 @@ def workspace(weights: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Ten
 
 
 def beside(second: Callable[[], Any], first: Callable[[], Any], side: torch.cuda.Stream) -> None:
-    """Both at once: `first` on this stream, then `second` on the side stream in what room is left; joined at the end."""
+    """Both at once: `first` on this stream, `second` on the side stream in what room is left; joined at the end."""
     main = torch.cuda.current_stream()
     side.wait_stream(main)
     first()
