@@ -46,7 +46,7 @@ def model(tmp_path, monkeypatch):
     place.write(place.report("default"), "report", {"results": [result]}, status="fail")
     asked = []
     monkeypatch.setattr(
-        hub, "resolve", lambda model, *, workspace: asked.append((model, workspace)) or source, raising=False
+        hub, "resolve", lambda model, *, workspace, headers: asked.append((model, workspace)) or source, raising=False
     )
     return asked
 

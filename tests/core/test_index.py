@@ -109,10 +109,12 @@ def test_index_and_header_both_ways(here, there, header):
 def test_the_refusal_names_what_is_missing():
     from dz.core.index import Fault
 
-    gone = [Fault(file=f"s{i}", code="missing_file", text="missing") for i in range(12)]
+    gone = [Fault(file=f"s{i}.safetensors", code="missing_file", text="missing") for i in range(12)]
     error = broken("org/name", gone, "dz fetch org/name", shards=40)
     assert error.code == "incomplete" and "12 of 40 weight files of org/name" in error.what
     assert "s9" in error.why and "2 more" in error.why and len(error.data()["faults"]) == 12
+    other = broken("org/name", [Fault(file="README.md", code="missing_file", text="gone")], "x", shards=40)
+    assert other.what == "incomplete download: 1 files of org/name are missing"
     one = broken("org/name", [Fault(file="t", code="lfs_stub", text="a pointer")], "x")
     assert one.code == "lfs_stub" and one.what == "org/name has 1 fault in 1 file"
 

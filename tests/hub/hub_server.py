@@ -74,6 +74,7 @@ class HubServer:
         self.faults: list[Fault] = []
         self.requests: list[Request] = []
         self.lists_hashes = True
+        self.xet = False  # set: large files are announced as deduplicated ones
         self.cdn_fails = False  # set: the other host refuses every signed address
         self.lock = threading.Lock()
 
@@ -228,6 +229,8 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit}
         if path.endswith(LFS_ENDINGS):
             sha = sha256(content)
+            if self.hub.xet:
+                headers |= {"X-Xet-Hash": sha, "X-Xet-Refresh-Route": f"{self.hub.url}/api/xet-read-token"}
             headers |= {"X-Linked-Etag": f'"{sha}"', "X-Linked-Size": str(len(content))}
             # another host name, as a CDN has; the query is the credential of a signed address
             headers["Location"] = f"http://localhost:{self.hub.port}/cdn/{sha}/{path}?sig={SECRET}"

@@ -159,6 +159,30 @@ def test_wrong_bytes_twice_leave_nothing_in_the_cache(hub, ask, base, made, tmp_
     assert not list(tmp_path.rglob(f"{made.server.sha256(files[SHARD])}*"))
 
 
+@pytest.mark.parametrize("disabled", [True, False])
+def test_deduplicated_files_go_the_clients_way_if_it_has_one(hub, ask, base, made, monkeypatch, disabled):
+    """Announced as Xet's: by ranges where that is switched off, else wholly by the client's own transfer."""
+    files = made.model()
+    hub.push("org/name", files)
+    hub.xet = True
+    taken = []
+
+    def transfer(*, incomplete_path, xet_file_data, expected_size, **_):
+        taken.append(xet_file_data.file_hash)
+        incomplete_path.write_bytes(hub.blobs[xet_file_data.file_hash])
+
+    monkeypatch.setattr("huggingface_hub.file_download.xet_get", transfer)
+    monkeypatch.setattr("huggingface_hub.file_download.is_xet_available", lambda: not disabled)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_DISABLE_XET", disabled)
+    monkeypatch.setattr("dz.hub.client.find_spec", lambda name: object())
+    done = fetch(ask(), base)
+    assert {p: (done.source.path / p).read_bytes() for p in files} == files
+    large = {made.server.sha256(c) for p, c in files.items() if p.endswith(made.server.LFS_ENDINGS)}
+    assert set(taken) == (set() if disabled else large)
+    assert bool([r for r in hub.requests if "/cdn/" in r.path]) == disabled
+    assert not list(ask().cache.rglob("*.incomplete"))
+
+
 def test_two_runs_at_once_share_one_transfer(hub, ask, base, made):
     files = made.model()
     hub.push("org/name", files)
