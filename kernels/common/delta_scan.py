@@ -1,9 +1,9 @@
 """The walk of a delta rule's state over the chunks of a sequence, and how long sequences are split for it.
 
-What a chunk of 64 tokens does to the state is affine: `S' = (D - Kg^T W) S + Kg^T U`. Chunks come as tiles in a workspace
-(`Tiles`). A sequence is cut into pieces; all pieces at once find their own `S' = M S + B` (`_scan` from zero and from
-the identity), `_join` chains them, and all pieces at once walk again from their true start and write the output.
-States are held transposed, [V, K], so that they are the left operand of every product and stay in registers.
+What a chunk of 64 tokens does to the state is affine: `S' = (D - Kg^T W) S + Kg^T U`. Chunks come as tiles of a
+workspace (`Tiles`). A sequence is cut into pieces; all pieces at once find their own `S' = M S + B` (`_scan` from zero
+and from the identity), `_join` chains them, and all pieces at once walk again from their true start and write the
+output. States are held transposed, [V, K], so that they are the left operand of every product and stay in registers.
 """
 
 # A launch takes more than the function does:

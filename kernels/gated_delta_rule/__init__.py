@@ -1,0 +1,1 @@
+"""Implementations of gated_delta_rule."""
