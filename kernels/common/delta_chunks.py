@@ -27,16 +27,9 @@ from dz.kernels.common.refuse import FLOATS, dtypes, one_device
 
 WIDEST, STEEPEST = 128, -5.0  # exp(16 * 5) is finite in fp32
 CONFIG = {
-    "part": 32,
-    "chunk_warps": 4,
-    "chunk_registers": 255,
-    "rows": 128,
-    "warps": 8,
-    "stages": 3,
-    "own_rows": 128,
-    "own_warps": 8,
-    "own_stages": 3,
-}
+    "part": 32, "chunk_warps": 4, "chunk_registers": 255, "rows": 128, "warps": 8, "stages": 3, "own_rows": 128,
+    "own_warps": 8, "own_stages": 3,
+}  # fmt: skip
 
 
 @triton.jit
