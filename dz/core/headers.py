@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
+from typing import Any
 
 from dz.core.source import Source
 from dz.errors import Refused
@@ -96,21 +98,27 @@ def header_length(first8: bytes, name: str) -> int:
     return n
 
 
-def parse_header(raw: bytes, name: str) -> Header:
-    """A Header from the JSON bytes (without the length). Raises Refused naming the file and the tensor at fault."""
+def unique(bad: Callable[[str], Refused]) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """The `object_pairs_hook` that raises `bad(why)` for an object that names a key twice."""
 
-    def bad(why: str) -> Refused:
-        return Refused(f"{name} has a broken header", why, AGAIN, code="bad_header")
-
-    def no_twins(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    def hook(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         out = dict(pairs)
         if len(out) < len(pairs):
             names = [key for key, _ in pairs]
             raise bad(f"it names {next(n for i, n in enumerate(names) if n in names[:i])!r} twice")
         return out
 
+    return hook
+
+
+def parse_header(raw: bytes, name: str) -> Header:
+    """A Header from the JSON bytes (without the length). Raises Refused naming the file and the tensor at fault."""
+
+    def bad(why: str) -> Refused:
+        return Refused(f"{name} has a broken header", why, AGAIN, code="bad_header")
+
     try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=no_twins)
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=unique(bad))
     except (ValueError, RecursionError) as e:  # bad UTF-8, bad JSON, and numbers too long to convert
         raise bad(f"it is not JSON: {e}") from e
     if not isinstance(data, dict):

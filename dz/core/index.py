@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePosixPath
 from typing import Any
 
-from dz.core.headers import Header
+from dz.core.headers import Header, unique
 from dz.errors import Refused
 
 INDEX = "model.safetensors.index.json"
@@ -138,24 +138,20 @@ def parse_index(raw: bytes, name: str) -> tuple[dict[str, str], int | None]:
     def bad(why: str) -> Refused:
         return Refused(f"{name} is a broken index", why, "`dz fetch MODEL` fetches it again", code="bad_index")
 
-    def no_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        out: dict[str, Any] = {}
-        for key, value in pairs:
-            if key in out:
-                raise bad(f"it names {key!r} twice")
-            out[key] = value
-        return out
-
     try:
-        data = json.loads(raw.decode("utf-8"), object_pairs_hook=no_twins)
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=unique(bad))
     except (ValueError, RecursionError) as e:  # bad UTF-8, bad JSON, and numbers too long to convert
         raise bad(f"it is not JSON: {e}") from e
     weight_map = data.get("weight_map") if isinstance(data, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
         raise bad("it has no weight_map")
+    good: set[str] = set()
     for tensor, shard in weight_map.items():
+        if isinstance(shard, str) and shard in good:
+            continue
         if not isinstance(shard, str) or not safe_path(shard) or not shard.endswith(".safetensors"):
             raise bad(f"it places {tensor!r} in {shard!r}, which is no safetensors file inside the repository")
+        good.add(shard)
     metadata = data.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     return weight_map, int(total) if isinstance(total, int | float) else None
