@@ -30,23 +30,20 @@ from dz.ops.grouped_gemm_fp8 import check_offsets
 from dz.ops.mxfp4_unpack import blocks
 
 MOST = 1023  # experts
+NAMES = ("rows", "columns", "warps", "stages", "registers", "per_sm", "split", "arranged")
+SPACE = {
+    "one": ((16, 64, 4, 4, 96, 5, 4, 0), (16, 64, 4, 4, 96, 5, 7, 0), (16, 64, 4, 4, 128, 4, 2, 0)),
+    "few": ((16, 64, 4, 4, 96, 5, 1, 0), (16, 64, 4, 4, 96, 5, 2, 0), (16, 128, 4, 4, 128, 4, 2, 0)),
+    "some": ((16, 64, 4, 4, 96, 5, 1, 0), (16, 128, 4, 4, 128, 4, 1, 0), (16, 128, 4, 4, 128, 4, 1, 1)),
+    "many": ((32, 128, 4, 4, 168, 3, 1, 0), (32, 128, 4, 4, 168, 3, 1, 1), (64, 128, 8, 4, 128, 2, 1, 1)),
+    "most": ((128, 128, 8, 3, 255, 1, 1, 1), (128, 64, 4, 3, 255, 2, 1, 1), (64, 128, 8, 4, 128, 2, 1, 1)),
+}
 TUNE = Tunable(
     "grouped_gemm_mxfp4/triton",
-    {"rows": 16, "columns": 64, "warps": 4, "stages": 4, "registers": 96, "per_sm": 5, "split": 1},
-    {
-        bucket: [
-            {"rows": rows, "columns": c, "warps": w, "stages": s, "registers": r, "per_sm": p, "split": k}
-            for c, w, s, r, p, k in tiles
-        ]
-        for bucket, rows, tiles in (
-            ("one", 16, ((64, 4, 4, 96, 5, 4), (64, 4, 4, 96, 5, 7), (64, 4, 4, 128, 4, 2), (64, 4, 4, 96, 5, 2))),
-            ("few", 16, ((64, 4, 4, 96, 5, 1), (64, 4, 4, 96, 5, 2), (64, 4, 4, 80, 6, 2), (128, 4, 4, 128, 4, 2))),
-            ("some", 16, ((64, 4, 4, 96, 5, 1), (64, 4, 4, 80, 6, 1), (128, 4, 4, 128, 4, 1), (128, 8, 4, 80, 3, 1))),
-            ("many", 32, ((64, 4, 4, 128, 4, 1), (128, 4, 4, 168, 3, 1), (128, 8, 4, 104, 2, 1))),
-            ("most", 128, ((128, 8, 3, 255, 1, 1), (256, 8, 3, 255, 1, 1))),
-        )
-    },
-)  # registers: of a thread, at most; a warp more in flight is worth a few spilled
+    # registers of a thread, at most: another program in flight is worth a few spilled
+    dict(zip(NAMES, SPACE["some"][0], strict=True)),
+    {bucket: [dict(zip(NAMES, c, strict=True)) for c in configs] for bucket, configs in SPACE.items()},
+)
 
 
 @triton.jit
@@ -110,7 +107,8 @@ def _activations(rows, ROWS: tl.constexpr):
 @triton.jit
 def _products(
     x_at, w_at, s_at, groups, begin, end, down,
-    ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr, ASM: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr, ARRANGED: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     """(sums [COLS, ROWS] times 2^-down over the steps of 128 from begin to end, the largest scale byte seen)."""
     sums = tl.zeros([COLS, ROWS], tl.float32)
@@ -122,15 +120,19 @@ def _products(
             words = tl.load(w_at + w_k)
             of_four = tl.load(s_at + step + tl.arange(0, 1)[None, :])
             exponents = tl.reshape((of_four[:, :, None] >> (8 * tl.arange(0, 4)[None, None, :])) & 255, (COLS, 4))
-            rows = tl.load(x_at + x_k)
         else:
             s_k = step * 4 + tl.arange(0, 4)[None, :]
             words = tl.load(w_at + w_k, mask=w_k < groups * 4, other=0)
             exponents = tl.load(s_at + s_k, mask=s_k < groups, other=0).to(tl.int32)
-            rows = tl.load(x_at + x_k, mask=x_k < groups * 32, other=0.0)
         largest = tl.maximum(largest, tl.where(exponents == 255, 0, exponents))
         left = _weights(words, exponents, down, COLS, WARPS, ASM)
-        sums = tl.dot(left, _activations(rows, ROWS).T, sums)
+        if ARRANGED:  # padded too
+            rows = tl.load(x_at + x_k)
+        elif EVEN:
+            rows = _activations(tl.load(x_at + x_k), ROWS)
+        else:
+            rows = _activations(tl.load(x_at + x_k, mask=x_k < groups * 32, other=0.0), ROWS)
+        sums = tl.dot(left, rows.T, sums)
     return sums, tl.max(tl.max(largest, 1), 0)
 
 
@@ -138,7 +140,7 @@ def _products(
 def _kernel(
     x, packed, scales, offsets, out, n_rows, n_columns, groups, experts, x_row,
     ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
-    EVEN: tl.constexpr, ASM: tl.constexpr,
+    EVEN: tl.constexpr, ARRANGED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(n_columns, COLS) * SPLIT
     before, tiles, total = group_tiles(offsets, n_rows, experts, across, ROWS, WIDE)
@@ -161,7 +163,9 @@ def _kernel(
         down = 0
         again = 1
         while again > 0:
-            sums, largest = _products(x_at, w_at, s_at, groups, first, last, down, ROWS, COLS, WARPS, EVEN, ASM)
+            sums, largest = _products(
+                x_at, w_at, s_at, groups, first, last, down, ROWS, COLS, WARPS, EVEN, ARRANGED, ASM
+            )
             again = tl.where((down == 0) & (largest > 128), 1, 0)
             down = tl.where(again > 0, largest - 128, down)
         sums *= ((down + 127) << 23).to(tl.float32, bitcast=True)
@@ -169,6 +173,17 @@ def _kernel(
         sums = tl.reshape(tl.permute(sums, (0, 2, 1, 3, 4)), (COLS, ROWS))
         at = (column % SPLIT * n_rows + m.to(tl.int64))[None, :] * n_columns + n[:, None]
         tl.store(out + at, sums.to(out.dtype.element_ty), mask=(m < end)[None, :] & (n < n_columns)[:, None])
+
+
+@triton.jit
+def _arrange(x, out, n_rows, depth, x_row, x_col, ROWS: tl.constexpr):
+    """Rows in the order of the product, zeros up to a whole number of steps."""
+    m = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    k = tl.program_id(1) * 128 + tl.arange(0, 128)
+    inside = (m < n_rows)[:, None]
+    at = x + m.to(tl.int64)[:, None] * x_row + k[None, :] * x_col
+    rows = _activations(tl.load(at, mask=inside & (k < depth)[None, :], other=0.0), ROWS)
+    tl.store(out + m.to(tl.int64)[:, None] * (tl.num_programs(1) * 128) + k[None, :], rows, mask=inside)
 
 
 @triton.jit
@@ -186,9 +201,17 @@ def _bucket(rows: int, experts: int) -> str:
     return "one" if rows <= 2 else "few" if rows <= 16 else "some" if each <= 12 else "many" if each <= 40 else "most"
 
 
+def _arranged(x: Tensor) -> Tensor:
+    """[M, K up to whole steps] in the order of the product: with it the product needs no exchange at all, and runs
+    beside the unpacking of the weights for the next one."""
+    steps = triton.cdiv(x.shape[1], 128)
+    out = torch.empty(x.shape[0], steps * 128, dtype=x.dtype, device=x.device)
+    _arrange[(triton.cdiv(x.shape[0], 16), steps)](x, out, *x.shape, *x.stride(), ROWS=16, num_warps=4)
+    return out
+
+
 def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
     """See dz.ops.grouped_gemm_mxfp4.reference."""
-    x = x if x.stride(1) == 1 else x.contiguous()
     codes, exponents = blocks(packed, scales)
     experts, n, groups = exponents.shape
     check_offsets(offsets, experts)
@@ -200,11 +223,16 @@ def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
     target = out if split == 1 else torch.empty(split, *out.shape, dtype=torch.float32, device=x.device)
     even = groups % 4 == 0 and exponents.data_ptr() % 4 == 0
     with on(x):
+        if cfg["arranged"]:
+            x = _arranged(x)
+        elif x.stride(1) != 1:
+            x = x.contiguous()
         _kernel[(processors(x.device) * cfg["per_sm"],)](
             x, codes.view(torch.int32), exponents.view(torch.int32) if even else exponents,
             offsets.to(torch.int32).contiguous(), target, x.shape[0], n, groups, experts, x.stride(0),
             ROWS=cfg["rows"], COLS=cfg["columns"], WARPS=cfg["warps"], SPLIT=split, WIDE=power_of_two(experts + 1),
-            EVEN=even, ASM=x.is_cuda, num_warps=cfg["warps"], num_stages=cfg["stages"], maxnreg=cfg["registers"],
+            EVEN=even, ARRANGED=bool(cfg["arranged"]), ASM=x.is_cuda, num_warps=cfg["warps"],
+            num_stages=cfg["stages"], maxnreg=cfg["registers"],
         )  # fmt: skip
         if split > 1:
             _add[(triton.cdiv(out.numel(), 1024),)](target, out, out.numel(), SPLIT=split, BLOCK=1024, num_warps=4)
