@@ -9,7 +9,17 @@ import torch
 from dz.core.inventory import Arg, Binding, Match, SiteView
 from dz.ops._live import Unreadable
 from dz.ops._reader import read
-from dz.ops._tree import NONE, Node, keyword, walk
+from dz.ops._tree import NONE, Node, keyword, match, walk
+
+_WEIGHT, _BIAS, _X = ("param", "weight"), ("param", "bias"), ("?", "x")
+# (tree, whether the weight is [in, out])
+_SPELLINGS: tuple[tuple[Node, bool], ...] = (
+    (("matmul", _X, ("param", "weight.T")), False),
+    (("add", ("matmul", _X, ("param", "weight.T")), _BIAS), False),
+    (("matmul", _X, _WEIGHT), True),
+    (("add", ("matmul", _X, _WEIGHT), _BIAS), True),
+    (("reshape", ("addmm", _BIAS, _X, _WEIGHT), ("?", "shape")), True),
+)
 
 
 def resolve(target: Any, node: Node) -> Any:
@@ -70,8 +80,10 @@ def _projection(site: SiteView) -> tuple[Node, Node] | None:
 def linear(site: SiteView, op: str = "linear") -> Match | None:
     """A module whose forward is `F.linear(x, weight, bias)`."""
     found = _projection(site)
-    if found is None or is_head(site) != (op == "lm_head"):
+    if is_head(site) != (op == "lm_head"):
         return None
+    if found is None:
+        return _written_out(site, op)
     node, root = found
     weight = site.target.weight
     bias = tensor(site.target, keyword(node, "bias") or NONE)
@@ -87,6 +99,29 @@ def linear(site: SiteView, op: str = "linear") -> Match | None:
     return Match(
         op=op, status="known", reason="forward is x @ weight.T + bias", binding=Binding(args=tuple(args)), traits=traits
     )
+
+
+def _written_out(site: SiteView, op: str) -> Match | None:
+    """A projection spelled as a product: `x @ weight.T + bias`, or `addmm(bias, x, weight)` with weight [in, out]."""
+    weight = tensor(site.target, ("param", "weight"))
+    if site.kind != "module" or weight is None or weight.dim() != 2 or any(True for _ in site.target.children()):
+        return None
+    try:
+        root = read(site.target).root
+    except Unreadable:
+        return None
+    bias = tensor(site.target, ("param", "bias"))
+    transposed = None
+    for pattern, swapped in _SPELLINGS:
+        found = match(pattern, root)
+        if found is not None and argument(found["x"]) is not None:
+            transposed = swapped
+    if transposed is None:
+        return None
+    rows, columns = weight.shape[::-1] if transposed else weight.shape
+    traits = {"in": columns, "out": rows, "bias": bias is not None, "transposed": transposed}
+    reason = "forward is x @ weight + bias, the weight as [in, out]" if transposed else "forward is x @ weight.T + bias"
+    return Match(op=op, status="known", reason=reason, traits=traits)
 
 
 def _wrapped(op: str, root: Node, node: Node, traits: dict[str, Any]) -> Match:

@@ -51,22 +51,34 @@ def low_rank(module: nn.Module) -> tuple[int, int] | None:
     return (max(rotary)[1], max(rotary)[0]) if rotary else None
 
 
+def _whole(owner: Any, *names: str) -> int | None:
+    """The first of these attributes that is a whole number. A configuration whose layers differ refuses an answer for
+    all of them: then there is none."""
+    for name in names:
+        try:
+            value = getattr(owner, name, None)
+        except (AttributeError, ValueError, RuntimeError, KeyError):
+            continue
+        if isinstance(value, int):
+            return value
+    return None
+
+
 def _traits(site: SiteView, f: Facts) -> dict[str, Any]:
     m, config = site.target, site.config
     out: dict[str, Any] = {}
+    groups = _whole(m, "num_key_value_groups")
     for name, places in (
         ("heads", ("num_heads", "num_attention_heads")),
         ("kv_heads", ("num_key_value_heads",)),
         ("head_dim", ("head_dim", "qk_head_dim")),
     ):
-        for owner in (m, config):
-            value = next((v for p in places if isinstance(v := getattr(owner, p, None), int)), None)
-            if value is not None:
-                out[name] = value
-                break
-    groups = getattr(m, "num_key_value_groups", None)
-    if "kv_heads" not in out and isinstance(groups, int) and "heads" in out:
-        out["kv_heads"] = out["heads"] // groups
+        if name == "kv_heads" and groups and "heads" in out and _whole(m, *places) is None:
+            out[name] = out["heads"] // groups  # the module's own answer before the configuration's
+            continue
+        value = next((v for owner in (m, config) if (v := _whole(owner, *places)) is not None), None)
+        if value is not None:
+            out[name] = value
     scale = f.keywords.get("scaling")
     out["scale"] = scale if isinstance(scale, (int, float)) else None
     window = f.keywords.get("sliding_window")

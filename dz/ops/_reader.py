@@ -292,7 +292,9 @@ class _Scope:
         return operation(e.func.attr, [as_node(owner), *map(self.node, e.args)], self._keywords(e))
 
     def _super(self, e: ast.Call, name: str) -> Node:
-        me = next(v for v in self.env.values() if isinstance(v, Known) and v.path == "")
+        me = next((v for v in self.env.values() if isinstance(v, Known) and v.path == ""), None)
+        if me is None:
+            raise Unreadable(f"super().{name} of a child is not followed")
         mro = type(me.value).__mro__
         here = next(
             (
@@ -360,6 +362,7 @@ class _Scope:
         for name, p in signature.parameters.items():
             if p.kind is p.VAR_KEYWORD:
                 env[name] = ("tuple",)
+                bound.pop(name, None)
             elif p.kind is p.VAR_POSITIONAL and name in bound:
                 bound[name] = ("tuple", *map(as_node, bound[name]))
         return _follow(

@@ -8,6 +8,7 @@ import torch
 
 from dz.core.inventory import Arg, Binding, Match, SiteView
 from dz.core.op import Case, Op
+from dz.errors import UsageError
 from dz.ops._gates import activation_of
 from dz.ops._live import Unreadable
 from dz.ops._reader import read
@@ -16,9 +17,15 @@ from dz.ops.cases import Maker
 from dz.ops.precision import ELEMENTWISE, wide
 
 
-def reference(x: torch.Tensor, *, activation: str) -> torch.Tensor:
-    """act(x), of x's shape and dtype, fp32 inside. `activation` is one of `dz.ops.activations`."""
-    return function_of(activation)(wide(x)).to(x.dtype)
+def reference(x: torch.Tensor, *, activation: str, alpha: float = 1.0) -> torch.Tensor:
+    """act(x), of x's shape and dtype, fp32 inside. `activation` is one of `dz.ops.activations`; with `alpha` silu is
+    `x * sigmoid(alpha * x)` (1.702: an approximation of gelu). Raises UsageError for an alpha of another activation."""
+    if alpha == 1.0:
+        return function_of(activation)(wide(x)).to(x.dtype)
+    if activation != "silu":
+        what = f"alpha {alpha:g} of the activation {activation}"
+        raise UsageError(what, "only silu has an alpha", "leave it out", code="bad_argument")
+    return (wide(x) * torch.sigmoid(alpha * wide(x))).to(x.dtype)
 
 
 def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
@@ -26,6 +33,7 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
     m = Maker(dtype, device, seed)
     for name in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
         yield Case(f"{name}_t7_d33", {"x": m.normal(7, 33), "activation": name})
+    yield Case("silu_alpha", {"x": m.normal(5, 40), "activation": "silu", "alpha": 1.702})
     yield Case("gelu_large", {"x": m.normal(3, 65, scale=30.0), "activation": "gelu"})
     yield Case("batched", {"x": m.normal(2, 5, 96), "activation": "gelu_tanh"})
     yield Case("strided", {"x": m.normal(6, 64)[:, ::2], "activation": "silu"})
@@ -50,15 +58,15 @@ def recognise(site: SiteView) -> Match | None:
     differs = []
     if len(up) != 3 or up[2][0] != "arg":
         differs.append(f"what goes into {up[1]} is not the argument itself")
-    if alpha != 1.0:
-        differs.append(f"the sigmoid's argument is multiplied by {alpha:g}")
     if name not in ("silu", "gelu", "gelu_tanh", "relu", "relu2"):
         differs.append(f"the activation {name}")
-    reason, traits = f"{name} between two projections", {"activation": name}
+    reason, traits = f"{name} between two projections", {"activation": name, "alpha": alpha}
     if differs:
         return Match(op="feed_forward", status="variant", reason=reason, differs=tuple(differs), traits=traits)
     x = Arg(name="x", source="child", path=up[1], value=up[2][1])
-    binding = Binding(args=(x, Arg(name="activation", source="constant", value=name)), then=root[1])
+    values = {"activation": name} | ({"alpha": alpha} if alpha != 1.0 else {})
+    constants = (Arg(name=k, source="constant", value=v) for k, v in values.items())
+    binding = Binding(args=(x, *constants), then=root[1])
     return Match(op="feed_forward", status="known", reason=reason, binding=binding, traits=traits)
 
 

@@ -149,6 +149,13 @@ def test_patches_are_recognised():
     assert patch_embed.recognise(site(nn.Linear(4, 4))) is None
 
 
+class Quick(nn.Module):
+    """x * sigmoid(1.702 x)."""
+
+    def forward(self, x):
+        return x * torch.sigmoid(1.702 * x)
+
+
 class Plain(nn.Module):
     """down(act(up(x)))."""
 
@@ -171,11 +178,15 @@ def test_plain_feed_forwards_are_recognised():
     for act, name in ((nn.GELU(), "gelu"), (nn.SiLU(), "silu"), (nn.GELU("tanh"), "gelu_tanh"), (nn.ReLU(), "relu")):
         module = Plain(act)
         found = feed_forward.recognise(site(module))
-        assert (found.status, found.traits) == ("known", {"activation": name})
+        assert (found.status, found.traits) == ("known", {"activation": name, "alpha": 1.0})
         assert (found.binding.then, found.binding.args[0].path) == ("down", "up")
         x = torch.randn(3, 6)
         torch.testing.assert_close(module(x), module.down(feed_forward.reference(module.up(x), activation=name)))
     assert feed_forward.recognise(site(Normed(nn.GELU()))).status == "variant"
+    quick = feed_forward.recognise(site(Plain(Quick())))
+    assert (quick.status, quick.traits["alpha"]) == ("known", 1.702)
+    with pytest.raises(UsageError, match="alpha 2 of the activation gelu"):
+        feed_forward.reference(x, activation="gelu", alpha=2.0)
     assert feed_forward.recognise(site(nn.Linear(3, 3))) is None
 
 
