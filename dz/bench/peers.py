@@ -128,12 +128,22 @@ def _combine(args: Args) -> Callable[[], Any]:
     return lambda: torch.bmm(weight, y[places]).squeeze(1)
 
 
+def _gated_delta_rule(args: Args) -> Callable[[], Any]:
+    from fla.ops.gated_delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
+
+    f = fused_recurrent_gated_delta_rule if args["q"].shape[1] == 1 else chunk_gated_delta_rule
+    data = {x: args[x] for x in ("q", "k", "v", "g", "beta")}
+    flags = {"output_final_state": True, "use_qk_l2norm_in_kernel": True, "initial_state": args["state"]}
+    return lambda: f(**data, **flags)
+
+
 PEERS = (
     Peer(op="index_topk", name="torch.topk", make=_topk, note="unordered, ties in no fixed order"),
     Peer(op="rms_norm", name="torch", make=_rms_norm, note="an addition and F.rms_norm"),
     Peer(op="gated_activation", name="torch", make=_gated, note="F.silu and a product, no clamps"),
     Peer(op="residual_mix", name="fla", needs="fla", make=_attnres, note="after an addition by torch"),
     Peer(op="kda", name="fla", needs="fla", make=_kda),
+    Peer(op="gated_delta_rule", name="fla", needs="fla", make=_gated_delta_rule),
     Peer(
         op="grouped_gemm_fp8",
         name="torch._scaled_grouped_mm",

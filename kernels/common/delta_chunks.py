@@ -1,9 +1,12 @@
 """The delta rule in chunks of 64 tokens by matrix products: what each chunk is by itself, for the walk in delta_scan.
 
-Every decay between two tokens of a chunk is a product of factors <= 1, whatever the gate: at level b = 1, 2, .. 32 the
-pairs (i, j) with i in an odd block of b tokens and j in the block before it meet at the border between them,
-`exp(G_i - G_j) = exp(G_i - G_border) exp(G_border - G_j)`. The inverse of the unit triangle I + A grows by the same
-levels: X <- X - X A_b X. Sums of log decays are products with 0/1 matrices, log decays rounded to fp16 (11 bits).
+The decay between two tokens is exp(G_i - G_j), G the running sum of log decays; as exp(G_i) exp(-G_j) it overflows.
+A decay bounded at -5 per token (NARROW) is taken through the middle of each half of 32 tokens: at most exp(80), which
+fp32 and bf16 hold; from the first half to the second, through the middle of the second. Any other decay is taken
+through levels b = 1, 2, .. 32, whose factors are all <= 1: pairs (i, j) with i in an odd block of b tokens and j in the
+block before it meet at the border between them, `exp(G_i - G_border) exp(G_border - G_j)`.
+The inverse X of the unit triangle I + A grows by the same levels: X <- X - X A_b X.
+Sums of log decays are products with matrices of 0 and +-1, log decays rounded to fp16 (11 bits).
 """
 
 # A launch takes more than the function does:
