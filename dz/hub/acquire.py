@@ -230,7 +230,7 @@ def _carry_out(request: Request, found: Pin, plan: _Plan, workspace: Path | None
         name=found.name, folder=str(target.folder), commit=found.commit, rev8=found.commit[:8], code_hash="", files=()
     )
     if plan.headers:
-        where = replace(where, headers=str(Workspace.of(where, workspace).headers))
+        where = replace(where, headers=str(Workspace.of(where, workspace).headers.absolute()))
     files, wrong = transfer(target, plan.jobs, progress)
     kept = _headers(request, where, plan, progress)
     paths = [f.path for f in files]
@@ -254,34 +254,38 @@ def _headers(request: Request, where: Source, plan: _Plan, progress: Progress) -
 
 
 def _lock(request: Request, found: Pin, plan: _Plan, source: Source, findings: Findings) -> Lock:
-    target, chosen = plan.target, plan.chosen
-    paths = [f.path for f in source.files]
+    chosen = plan.chosen
     whole = plan.had is not None and not (plan.had.include or plan.had.exclude)
-    gone = sorted(set(chosen.layout.shards) & chosen.left_out)
-    notes = [*findings.notes, *found.notes]
+    gone = set(chosen.layout.shards) & chosen.left_out
+    return Lock(
+        source=source,
+        requested=found.requested,
+        endpoint=request.endpoint,
+        local_dir=plan.target.local_dir is not None,
+        complete=bool(chosen.layout.shards) and not (gone or plan.headers),
+        hashed=all(map(hashable, chosen.wanted)) and not plan.headers,
+        weights=locks.weights_of(findings),
+        foreign_code=foreign_code(source.path, [f.path for f in source.files]),
+        ignored=chosen.ignored,
+        notes=(*findings.notes, *found.notes, *_notes(request, plan, sorted(gone))),
+        stamps=stamps(source),
+        include=() if whole else request.include,
+        exclude=() if whole else request.exclude,
+    )
+
+
+def _notes(request: Request, plan: _Plan, gone: list[str]) -> list[str]:
+    """What a reader of the lock should know about this fetch; `gone` are weight files left out on request."""
+    notes = []
     if gone:
-        of = len(chosen.layout.shards)
+        of = len(plan.chosen.layout.shards)
         notes.append(f"{len(gone)} of {of} weight files were left out on request: {', '.join(gone[:3])}")
     if plan.headers:
         size = sum(f.size for f in plan.headers)
         notes.append(f"headers only: {len(plan.headers)} weight files ({size:,} bytes) were not fetched")
     if request.offline:
         notes.append("offline: taken from the cache as it was, not compared with the hub's listing")
-    unhashed = [f.path for f in chosen.wanted if not hashable(f)]
+    unhashed = [f.path for f in plan.chosen.wanted if not hashable(f)]
     if unhashed:
         notes.append(f"{request.endpoint} gives no hash for {len(unhashed)} files; only their sizes were compared")
-    return Lock(
-        source=source,
-        requested=found.requested,
-        endpoint=request.endpoint,
-        local_dir=target.local_dir is not None,
-        complete=bool(chosen.layout.shards) and not (gone or plan.headers),
-        hashed=not (unhashed or plan.headers),
-        weights=locks.weights_of(findings),
-        foreign_code=foreign_code(source.path, paths),
-        ignored=chosen.ignored,
-        notes=tuple(notes),
-        stamps=stamps(source),
-        include=() if whole else request.include,
-        exclude=() if whole else request.exclude,
-    )
+    return notes
