@@ -131,5 +131,5 @@ OP = Op(
     inputs=inputs,
     recognise=recognise,
     kind="function",
-    source="Kimi Linear, arXiv:2510.26692",
+    source="arXiv:2510.26692",
 )

@@ -85,6 +85,6 @@ OP = Op(
     tolerance=REDUCTION,
     inputs=inputs,
     kind="function",
-    source="Kimi Linear, arXiv:2510.26692",
+    source="arXiv:2510.26692",
     phases=("decode",),
 )
