@@ -14,6 +14,7 @@ from dz.cli.diff import show as show_difference
 from dz.cli.fit import show as show_fit
 from dz.cli.options import Device, DryRun, Dtype, Model, Recipe, Sets, TrustRemoteCode, Workspace
 from dz.core.envelope import envelope
+from dz.errors import UsageError
 
 if TYPE_CHECKING:
     from dz.core.inventory import Inventory
@@ -54,14 +55,15 @@ def adapt(
     from dz import adapt as adapting
     from dz import backends, hub
 
+    if diff:
+        _refuse_beside_diff({"--check": check, "--set": sets, "--recipe": recipe, "--device": device, "--dtype": dtype})
     settings = resolve_settings({"workspace": workspace, "device": device, "dtype": dtype})
     base = Path(settings.get("workspace")).absolute()
     source = hub.resolve(model, workspace=base, headers=dry_run or diff or check, trust=trust_remote_code)
     show_audit(source, trust=trust_remote_code, workspace=base)
     if diff:
-        show_difference(
-            model, adapting.make_difference(source, trust=trust_remote_code, progress=output.get().progress())
-        )
+        found = adapting.make_difference(source, trust=trust_remote_code, progress=output.get().progress())
+        show_difference(model, found)
         return 0
     if dry_run and backends.planned(settings.get("device")):
         spec = settings.get("device")
@@ -73,12 +75,20 @@ def adapt(
         "recipe": recipe,
     }
     if check:
-        found = adapting.drift(source, sets=sets, **wanted)
-        return _show_drift(model, found.plan, found.changed)
+        drift = adapting.drift(source, sets=sets, **wanted)
+        return _show_drift(model, drift.plan, drift.changed)
     inventory, plan = adapting.make_plan(source, sets=sets or (), progress=output.get().progress(), **wanted)
     path = None if dry_run else adapting.write(source, settings, inventory, plan)
     _show(model, inventory, plan, path)
     return 0
+
+
+def _refuse_beside_diff(given: dict[str, Any]) -> None:
+    """Refuse what a difference would not heed: it comes before any plan."""
+    named = [flag for flag, value in given.items() if value]
+    if named:
+        why = "a difference compares the architecture with the known ops; no kernel, device or plan enters it"
+        raise UsageError(f"--diff with {', '.join(named)}", why, "leave one of them out", code="usage")
 
 
 def _show_drift(model: str, plan: Plan | None, changed: tuple[str, ...]) -> int:

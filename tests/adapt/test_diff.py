@@ -61,3 +61,10 @@ def test_what_is_not_known_is_explained(tiny, tmp_path, small, capsys, monkeypat
     assert counts["unknown"] == sum(s["status"] == "unknown" for s in document["data"]["sites"]) > 0
     assert document["data"]["unread"] == ["strange_key"]
     assert len(document["reasons"]) == counts["unknown"] + counts["variant"]
+
+
+def test_flags_that_would_not_be_heeded_are_refused(tiny, tmp_path, capsys):
+    folder = tiny.write(tmp_path / "m", tiny.LLAMA, weights=False)
+    code, _, err = run(capsys, str(folder), "--diff", "--set", "rms_norm=upstream", "--device", "cpu")
+    assert code == 2
+    assert "--diff with --set, --device" in err
