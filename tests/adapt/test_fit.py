@@ -176,6 +176,38 @@ def test_every_op_has_an_answer(giant, tmp_path, plain, registry):
     assert any("needs" in r for r in unpack.rejected) or "mxfp4_unpack/" in unpack.prefill
 
 
+LATENT = {"kv_lora_rank": 64, "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32}
+SPACE = {"mamba_n_heads": 8, "mamba_d_state": 16, "mamba_d_head": 64, "layer_types": ["mamba"] * 4}
+NEEDS = {
+    "grouped heads": ({}, {"attention", "paged_attention", "gated_activation"}),
+    "latents with an index": (
+        {**LATENT, "index_head_dim": 32, "index_n_heads": 4}, {"mla", "mla_decode", "index_scores", "index_topk"}
+    ),
+    "blocks": (
+        {"index_head_dim": 32, "index_n_heads": 4, "index_topk_blocks": 2}, {"block_select", "block_sparse_attention"}
+    ),
+    "delta by channel": ({"layer_types": ["linear_attention"] * 4, "linear_num_heads": 4}, {"kda", "kda_decode"}),
+    "delta by head": (
+        {"layer_types": ["linear_attention"] * 4, "linear_num_value_heads": 4, "linear_key_head_dim": 32},
+        {"gated_delta_rule"},
+    ),
+    "state space": (SPACE, {"mamba2_scan"}),
+    "no gate": ({"hidden_act": "relu2"}, {"feed_forward"}),
+    "streams": ({"hc_mult": 2}, {"hyper_connection"}),
+    "snapshots": ({"attn_res_block_size": 2}, {"residual_mix"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("more", "needed"), NEEDS.values(), ids=NEEDS)
+def test_the_ops_that_a_configuration_asks_for(tmp_path, plain, registry, more, needed):
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, **more}))
+    fit = make_fit(source(tmp_path), trust=False, device="H200", settings=plain, registry=registry)
+    ops = {o.op: o for o in fit.ops}
+    assert needed & set(registry.ops) <= set(ops) and needed & set(ops)
+    if "index_topk" in needed:  # its scores are float32 whatever the model's dtype is
+        assert ops["index_topk"].prefill == "index_topk/triton"
+
+
 @pytest.mark.parametrize(("device", "native"), [("H200", True), ("MI300X", False), ("MI355X", True), ("A100", False)])
 def test_a_format_is_native_only_as_it_is_stored(giant, tmp_path, plain, registry, device, native):
     """e4m3 has two encodings: a device of the other one does not compute in it."""

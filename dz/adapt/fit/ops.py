@@ -15,34 +15,51 @@ from dz.inspect.reduced import Reduced
 PHASES = ("prefill", "decode")
 REFERENCE = "reference (slow, exact)"
 _PARTS = frozenset({"vector", "vision"})  # parameters of other ops, not ops
-# ops that a ledger or an outline names in words -> names that an op may have in the registry, the first that is there
-NAMES = {
-    "norm": ("rms_norm", "layer_norm"),
-    "delta rule": ("kda", "gated_delta_rule", "delta_rule"),
-    "index keys": ("index_topk",),
+# what a ledger or an outline names in words -> the ops of the registry that it is made of
+MADE_OF = {
+    "norm": ("rms_norm",),
+    "attention": ("attention", "paged_attention"),
+    "mla": ("mla", "mla_decode"),
+    "delta rule by channel": ("kda", "kda_decode"),
+    "delta rule by head": ("gated_delta_rule",),
+    "mamba": ("mamba_scan",),
+    "mamba2": ("mamba2_scan",),
+    "index keys": ("index_scores", "index_topk"),
+    "index keys of blocks": ("block_select", "block_sparse_attention"),
     "residual mixing": ("residual_mix",),
-    "hyper-connection": ("hyper_connection",),
-    "four-bit codes": ("mxfp4_unpack",),
+    "hyper-connection": ("hyper_connection", "hyper_collapse"),
+    "mxfp4 experts": ("mxfp4_unpack", "grouped_gemm_mxfp4", "mxfp4_to_fp8"),
+    "gated feed-forward": ("gated_activation",),
+    "plain feed-forward": ("feed_forward",),
 }
 
 
 def of_structure(weights: Ledger, shape: Outline, registry: Registry, device: Device, dtype: str) -> tuple[OpRow, ...]:
     """The ops that headers and configuration tell of, where no class is known."""
     counts: dict[str, int] = {}
+
+    def add(op: str, count: int) -> None:
+        if op:
+            counts[op] = counts.get(op, 0) + count
+
     for r in weights.rows:
         if r.op not in _PARTS:
-            counts[r.op] = counts.get(r.op, 0) + r.tensors
+            add(r.op, r.tensors)
+        if (r.op, r.format) == ("experts", "mxfp4"):
+            add("mxfp4 experts", r.tensors)
     for layer in shape.layers:
-        for op in filter(None, layer.mixer.op.split(" and ")):
-            counts[op] = counts.get(op, 0) + 1
-        if any(k.kind == "index keys" for k in layer.mixer.keeps):
-            counts["index keys"] = counts.get("index keys", 0) + 1
-    if shape.mixing:
-        counts[shape.mixing] = len(shape.layers)
-    packed = sum(r.tensors for r in weights.rows if r.format == "mxfp4")
-    if packed:
-        counts["four-bit codes"] = packed
-    return tuple(_row(op, n, registry, device, dtype) for op, n in counts.items())
+        for op in layer.mixer.op.split(" and "):
+            add(op, 1)
+        for keep in layer.mixer.keeps:
+            add(keep.kind if keep.kind.startswith("index keys") else "", 1)
+        if layer.forward.width:
+            add("gated feed-forward" if layer.forward.gated else "plain feed-forward", 1)
+    add(shape.mixing, len(shape.layers))
+    rows: dict[str, OpRow] = {}
+    for op, count in counts.items():
+        for name in [n for n in MADE_OF.get(op, ()) if n in registry.ops] or [op]:
+            rows.setdefault(name, _row(name, count, registry, device, dtype))
+    return tuple(rows.values())
 
 
 def of_sites(read: Reduced, registry: Registry, device: Device, dtype: str) -> tuple[OpRow, ...]:
@@ -67,13 +84,14 @@ def _why(site: Site) -> str:
 
 
 def _row(op: str, count: int, registry: Registry, device: Device, dtype: str) -> OpRow:
-    name = next((n for n in NAMES.get(op, (op,)) if n in registry.ops), None)
-    if name is None:
+    if op not in registry.ops:
         why = f"none, because dz has no op for {op}; upstream's code would have to run"
         return OpRow(op=op, count=count, prefill=why, decode=why)
-    told = {phase: _choose(name, phase, registry, device, dtype) for phase in PHASES}
+    own = registry.ops[op].tolerance  # some ops work in a dtype of their own whatever the model's: scores, codes
+    dtype = dtype if dtype in own else next(iter(own), dtype)
+    told = {phase: _choose(op, phase, registry, device, dtype) for phase in PHASES}
     rejected = dict.fromkeys(r for _, rs in told.values() for r in rs)
-    return OpRow(op=name, count=count, prefill=told["prefill"][0], decode=told["decode"][0], rejected=tuple(rejected))
+    return OpRow(op=op, count=count, prefill=told["prefill"][0], decode=told["decode"][0], rejected=tuple(rejected))
 
 
 def _choose(op: str, phase: str, registry: Registry, device: Device, dtype: str) -> tuple[str, Iterable[str]]:

@@ -71,7 +71,7 @@ def index_keys(k: Keys) -> Keep | None:
     if not size:
         return None
     if k.number("index_topk_blocks", "index_block_size"):  # raw scores by block: kept like other keys
-        return Keep(kind="index keys", per_token=size, split="whole", formula=f"{size}")
+        return Keep(kind="index keys of blocks", per_token=size, split="whole", formula=f"{size}")
     if pool > 1:
         return Keep(kind="index keys", per_token=size / pool, split="whole", formula=f"{size} for {pool} tokens")
     words = f"{size} B in e4m3 and a scale of {INDEX_SCALE} B"

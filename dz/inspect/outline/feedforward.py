@@ -16,7 +16,10 @@ def dense(k: Keys, width: int = 0, *, gated: bool = True) -> FeedForward:
         "dense_intermediate_size", "intermediate_size_mlp", "intermediate_size", "ffn_dim", "n_inner"
     )
     inner = inner or 4 * hidden
-    return FeedForward(dense=(3 if gated else 2) * hidden * inner, width=inner * (2 if gated else 1))
+    if k.flag("block_auto_adjust_ff_dim") and not width:
+        step = k.number("block_multiple_of", default=256)
+        inner = -(-int(2 * inner / 3 * float(k.get("block_ffn_dim_multiplier") or 1)) // step) * step
+    return FeedForward(dense=(3 if gated else 2) * hidden * inner, width=inner * (2 if gated else 1), gated=gated)
 
 
 def mixture(k: Keys, *, gated: bool = True) -> FeedForward:
@@ -30,7 +33,12 @@ def mixture(k: Keys, *, gated: bool = True) -> FeedForward:
     beside = hidden * experts + times * hidden * shared + (2 * hidden * latent if latent else 0)
     width = (active * inner + shared) * (2 if gated else 1)
     return FeedForward(
-        dense=beside, experts=experts, expert=times * (latent or hidden) * inner, active=active, width=width
+        dense=beside,
+        experts=experts,
+        expert=times * (latent or hidden) * inner,
+        active=active,
+        width=width,
+        gated=gated,
     )
 
 

@@ -100,11 +100,10 @@ def forwards(k: Keys, mixed: list[str]) -> list[str]:
         return [{"moe": MOE, "mlp": DENSE}.get(b, NONE) for b in blocks[:n]]
     if isinstance(pattern, str):
         return [m if (m := _LETTERS.get(c, NONE)) in (DENSE, MOE) else NONE for c in pattern[:n]]
-    if k.get(
-        "intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size", "dense_intermediate_size"
-    ) is None and all(m == SPACE for m in mixed):
+    width = k.get("intermediate_size", "n_inner", "ffn_dim", "moe_intermediate_size", "dense_intermediate_size")
+    if all(m == SPACE for m in mixed) and (width is None or k.get("num_attention_heads") is None):
         return [NONE] * n
-    if not k.number(*EXPERTS):
+    if not k.number(*EXPERTS) or not k.flag("is_moe", default=True):
         return [DENSE] * n
     named = k.listed("mlp_layer_types")
     if named and len(named) >= n:

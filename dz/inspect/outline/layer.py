@@ -53,13 +53,15 @@ class Mixer:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedForward:
     """What follows the mixer: `experts` of `expert` parameters each (0: none), `dense` parameters beside them, the
-    router's and the shared experts' among these; `width` is the widest inner activation of a token."""
+    router's and the shared experts' among these; `width` is the widest inner activation of a token,
+    `gated` whether a gate multiplies it."""
 
     dense: int = 0
     experts: int = 0
     expert: int = 0
     active: int = 0
     width: int = 0
+    gated: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,8 @@ from dz.inspect.outline.layer import FeedForward, Layer, Mixer
 from dz.inspect.outline.vision import vision_parameters
 
 _ITEMSIZE = {"float32": 4, "float": 4, "bfloat16": 2, "float16": 2, "half": 2}
-UNGATED = ("relu2", "gelu", "gelu_new", "relu")  # activations that stand alone, without a gate beside them
+MISSING = "the configuration has no"  # how a guess begins that leaves no estimate at all
+UNGATED = ("relu2", "relu", "gelu", "gelu_new", "gelu_fast", "xielu")  # activations that usually have no gate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +74,7 @@ def outline(raw: Mapping[str, Any]) -> Outline:
     tied = k.flag("tie_word_embeddings", default=False)
     for name, value in (("hidden_size", hidden), ("num_hidden_layers", len(mixed)), ("vocab_size", vocab)):
         if not value:
-            guesses.append(f"the configuration has no {name}")
+            guesses.append(f"{MISSING} {name}")
     return Outline(
         layers=tuple(
             Layer(mixer=_mixer(m, i, k), forward=_forward(f, k), vectors=2 * hidden)
@@ -84,12 +85,17 @@ def outline(raw: Mapping[str, Any]) -> Outline:
         max_positions=k.number("max_position_embeddings", "model_max_length", "n_positions", "max_seq_len"),
         itemsize=_ITEMSIZE.get(dtype, 2),
         dtype=dtype if dtype in _ITEMSIZE else "bfloat16",
-        outside=vocab * hidden * (1 if tied else 2) + hidden,
+        outside=vocab * hidden * (1 if tied else 2) + hidden + _layer_tables(k, len(mixed)),
         vision=vision_parameters(raw, hidden),
         residuals=_residuals(k, len(mixed)),
         mixing="residual mixing" if k.number("attn_res_block_size") else "hyper-connection" * (_residuals(k, 1) > 1),
         guesses=tuple(dict.fromkeys(guesses)),
     )
+
+
+def _layer_tables(k: Keys, layers: int) -> int:
+    """Embeddings of tokens that every layer has of its own."""
+    return k.number("vocab_size_per_layer_input") * k.number("hidden_size_per_layer_input") * layers
 
 
 def _residuals(k: Keys, layers: int) -> int:
@@ -141,5 +147,5 @@ def _forward(kind: str, k: Keys) -> FeedForward:
     if kind == kinds.NONE:
         return FeedForward()
     act = k.get("hidden_act", "mlp_hidden_act", "activation_function", "hidden_activation")
-    gated = act not in ("relu2", "gelu_new", "relu")
+    gated = act not in UNGATED
     return feedforward.mixture(k, gated=gated) if kind == kinds.MOE else feedforward.dense(k, gated=gated)

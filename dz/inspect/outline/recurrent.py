@@ -27,7 +27,8 @@ def delta_rule(k: Keys) -> Mixer:
         full = k.flag("linear_attn_config.use_full_rank_gate")
         matrices += hidden * size + size * heads * size  # decay
         matrices += hidden * heads * value if full else hidden * value + value * heads * value
-    return Mixer(op="delta rule", keeps=_kept(heads, size * value, channels, taps), parameters=matrices, heads=heads)
+    op = "delta rule by channel" if k.get("linear_num_value_heads") is None else "delta rule by head"
+    return Mixer(op=op, keeps=_kept(heads, size * value, channels, taps), parameters=matrices, heads=heads)
 
 
 def state_space(k: Keys) -> Mixer:
