@@ -180,9 +180,18 @@ class Hub:
         return Path(self._ask(f"{name}@{commit}", get))
 
     def download_part(
-        self, name: str, commit: str, entry: FileEntry, part: Path, *, stop: threading.Event, bar: type
+        self,
+        name: str,
+        commit: str,
+        entry: FileEntry,
+        part: Path,
+        *,
+        placed: Path | None,
+        stop: threading.Event,
+        bar: type,
     ) -> bool:
         """Fetch a large file into `part`, from where it ends; False where the client transfers the file better itself.
+        Nothing is fetched when another process has put the file to `placed` meanwhile.
 
         Tries again as `download` does. What arrived stays in the part, whatever happens."""
 
@@ -198,7 +207,7 @@ class Hub:
             if about.size not in (None, entry.size):
                 raise wrong_length(entry.path, entry.size, about.size)
             headers = build_hf_headers(token=self._token)
-            with opened(part, entry, stop) as (f, there):
+            with opened(part, entry, stop, placed) as (f, there):
                 if there < entry.size:
                     # A size above the limit makes the client refuse what the hub itself refuses, and a mirror need not.
                     size = entry.size if entry.size <= constants.MAX_HTTP_DOWNLOAD_SIZE else None

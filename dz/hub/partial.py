@@ -39,9 +39,13 @@ def part_beside(path: Path, entry: FileEntry) -> Path:
 
 
 @contextmanager
-def opened(part: Path, entry: FileEntry, stop: threading.Event) -> Iterator[tuple[BinaryIO, int]]:
+def opened(
+    part: Path, entry: FileEntry, stop: threading.Event, placed: Path | None = None
+) -> Iterator[tuple[BinaryIO, int]]:
     """(the part, open for appending and held against other processes; its bytes). Waits for who holds it already; a
-    part that this one completed and moved on counts as whole. Raises Stopped when `stop` is set meanwhile."""
+    part that this one completed and moved on (to `placed`, if given) counts as whole.
+
+    Raises Stopped when `stop` is set meanwhile."""
     part.parent.mkdir(parents=True, exist_ok=True)
     with part.open("ab") as f:
         while True:
@@ -52,7 +56,8 @@ def opened(part: Path, entry: FileEntry, stop: threading.Event) -> Iterator[tupl
                 if stop.is_set():
                     raise Stopped from None
                 time.sleep(0.2)
-        if not _is(f, part):  # it is the file itself now: never write into that
+        if not _is(f, part) or (placed and placed.is_file() and placed.stat().st_size == entry.size):
+            # Another process was faster. The part that was opened may be the file itself now: never write into that.
             yield f, entry.size
             return
         there = have(part, entry)

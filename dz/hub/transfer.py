@@ -57,8 +57,12 @@ class Target:
 
     def cached(self, entry: FileEntry) -> bool:
         """Whether the client's cache has the content under another revision, so that it only has to be linked."""
-        blob = self.hub.blob(self.name, entry)
+        blob = self.placed(entry)
         return self.local_dir is None and blob.is_file() and blob.stat().st_size == entry.size
+
+    def placed(self, entry: FileEntry) -> Path:
+        """Where a file's bytes are once it is whole: in the folder, or behind the cache's link."""
+        return self.local_dir / entry.path if self.local_dir else self.hub.blob(self.name, entry)
 
     def part(self, entry: FileEntry) -> Path:
         """Where a large file grows until it is whole and right."""
@@ -68,11 +72,10 @@ class Target:
     def place(self, entry: FileEntry) -> None:
         """Put a part that is whole where the file belongs, as the hub client would have."""
         if self.local_dir is None:
-            self.part(entry).replace(self.hub.blob(self.name, entry))
+            self.part(entry).replace(self.placed(entry))
         else:
-            path = self.local_dir / entry.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self.part(entry).replace(path)
+            self.placed(entry).parent.mkdir(parents=True, exist_ok=True)
+            self.part(entry).replace(self.placed(entry))
             note = self.local_dir / NOTES / f"{entry.path}.metadata"
             note.write_text(f"{self.commit}\n{entry.etag}\n{time.time()}\n", "utf-8")
 
@@ -141,10 +144,16 @@ class _Run:
         part = target.part(entry)
         if again:
             part.unlink(missing_ok=True)
+        placed = None if force else target.placed(entry)
         bar = self._bar(job, have(part, entry))
-        if not target.hub.download_part(target.name, target.commit, entry, part, stop=self.stop, bar=bar):
+        if not target.hub.download_part(
+            target.name, target.commit, entry, part, placed=placed, stop=self.stop, bar=bar
+        ):
             return self._client(job, force=force)
-        return part if part.is_file() else self._client(job, force=False)  # another process completed it
+        if part.is_file() and part.stat().st_size == entry.size:
+            return part
+        part.unlink(missing_ok=True)  # another process completed the file
+        return self._client(job, force=False)
 
     def _client(self, job: Job, *, force: bool) -> Path:
         target = self.target

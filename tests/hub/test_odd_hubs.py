@@ -59,7 +59,7 @@ def test_a_hub_that_stays_silent_is_given_up(hub, ask, base, made, monkeypatch):
     began = time.monotonic()
     with pytest.raises(EnvironmentFailure) as e:
         fetch(ask(metadata=True), base)
-    assert e.value.code == "connection" and time.monotonic() - began < 5
+    assert e.value.code == "connection" and time.monotonic() - began < 20
 
 
 def test_a_file_longer_than_listed(hub, ask, base, made):

@@ -197,6 +197,26 @@ def test_two_runs_at_once_share_one_transfer(hub, ask, base, made):
     assert len([r for r in hub.content_gets() if "/cdn/" in r.path and r.path.endswith(SHARD)]) == 1
 
 
+def test_a_file_that_another_process_placed_meanwhile_is_not_fetched(hub, ask, base, made, monkeypatch):
+    """Both looked before either began; the second opens its part after the first has put the file in place."""
+    files = made.model()
+    hub.push("org/name", files)
+    blob = part_of(ask(), made, files).with_name(made.server.sha256(files[SHARD]))
+    real = acquire.Hub.download_part
+
+    def late(self, name, commit, entry, part, **more):
+        if entry.path == SHARD:
+            blob.parent.mkdir(parents=True, exist_ok=True)
+            blob.write_bytes(files[SHARD])
+        return real(self, name, commit, entry, part, **more)
+
+    monkeypatch.setattr(acquire.Hub, "download_part", late)
+    done = fetch(ask(), base)
+    assert (done.source.path / SHARD).read_bytes() == files[SHARD]
+    assert not [r for r in hub.content_gets() if "/cdn/" in r.path and r.path.endswith(SHARD)]
+    assert not list(ask().cache.rglob("*.incomplete"))
+
+
 def test_a_mirror_whose_file_has_another_length(hub, ask, base, made):
     """The hub's listing and what resolve serves disagree: said with both lengths, and nothing is kept."""
     files = made.model()
