@@ -52,7 +52,7 @@ def ls(workspace: Workspace = None) -> None:
     out = output.get()
     out.document(envelope("models", {"workspace": str(base), "models": rows}))
     columns = ("MODEL", "REVISION", "SIZE", "PLAN", "REPORTS")
-    out.table(columns, [(r["model"], r["rev8"], size(r["bytes"]), r["plan"] or None, _verdicts(r)) for r in rows])
+    out.table(columns, [(r["model"], r["rev8"], _size(r), r["plan"] or None, _verdicts(r)) for r in rows])
     if not rows:
         out.note(f"no models in {base}")
         out.hint("dz fetch org/name")
@@ -107,6 +107,7 @@ def _row(folder: Path) -> dict[str, Any]:
         "commit": source["commit"],
         "folder": source["folder"],
         "bytes": sum(f["size"] for f in source["files"]),
+        "headers_only": bool(source.get("headers")),
         "inventory": place.inventory.is_file(),
         "plan": jsonio.read(place.plan)["data"]["hash"][:8] if place.plan.is_file() else "",
         "reports": reports,
@@ -114,12 +115,17 @@ def _row(folder: Path) -> dict[str, Any]:
     }
 
 
+def _size(row: dict[str, Any]) -> str:
+    return size(row["bytes"]) + (" on the hub, headers here" if row["headers_only"] else "")
+
+
 def _verdicts(row: dict[str, Any]) -> str | None:
     return ", ".join(f"{name} {status}" for name, status in row["reports"].items()) or None
 
 
 def _fields(row: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    shown = {**row, "bytes": size(row["bytes"]), "reports": _verdicts(row), "plan": row["plan"] or None}
+    shown = {**row, "bytes": _size(row), "reports": _verdicts(row), "plan": row["plan"] or None}
+    del shown["headers_only"]  # the size says it
     yield from ((key, value if value != "" else None) for key, value in shown.items())
 
 

@@ -156,4 +156,6 @@ def test_headers_on_the_command_line(hub, base, made, monkeypatch, tmp_path, cap
         assert main(command) == Refused.exit_code
         lines = [x for x in capsys.readouterr().err.splitlines() if x.startswith(("error:", "  why:", "  next:"))]
         assert len(lines) == 3 and "only their headers" in lines[0] and "next: dz fetch org/name@" in lines[2]
-    assert main(["show", "org/name"]) == 0 and main(["fetch", "org/name", "--verify"]) == 0
+    assert main(["ls"]) == 0 and "on the hub, headers here" in capsys.readouterr().out
+    assert main(["show", "org/name"]) == 0 and "on the hub, headers here" in capsys.readouterr().out
+    assert main(["fetch", "org/name", "--verify"]) == 0
