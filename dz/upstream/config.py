@@ -70,8 +70,10 @@ def architecture(source: Source, *, trust: bool) -> Architecture:
     notes = settled.check(raw)
     auto_map = raw.get("auto_map") or {}
     repository = bool(auto_map) and trust
-    with repository_code(source, trust=trust):
+    with repository_code(source, trust=trust) as active:
         config = _config(source, raw, auto_map, trust=repository)
+        if active is not None:
+            active.configure(config)
         notes += settled.followed(raw, config)
         cls = _repository_class(source, config, auto_map) if repository else None
     if cls is not None:

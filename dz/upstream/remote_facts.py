@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -77,12 +78,13 @@ class Fault:
 class Code:
     """The Python files of a repository. `trees` are those that parse; `reached` those that upstream's Auto classes
     would import by way of `entries`; nothing else of the repository runs. `missing` are (JSON file, code file) of
-    entries whose file is not there."""
+    entries whose file is not there; `windows` says that config.json limits what layers look at and names no kinds."""
 
     trees: dict[str, ast.Module]
     faults: tuple[Fault, ...]
     entries: tuple[Reference, ...]
     missing: tuple[tuple[str, str], ...]
+    windows: bool = False
 
     @cached_property
     def reached(self) -> frozenset[str]:
@@ -150,7 +152,17 @@ def read_code(source: Source) -> Code:
             faults.append(Fault(path, 1, str(e)))
     entries = references(source.path)
     lost = [(r.file, r.path) for r in entries if not r.repository and r.path not in {*trees, *(f.file for f in faults)}]
-    return Code(trees, tuple(faults), entries, tuple(dict.fromkeys(lost)))
+    return Code(trees, tuple(faults), entries, tuple(dict.fromkeys(lost)), _windows(source))
+
+
+def _windows(source: Source) -> bool:
+    try:
+        data = json.loads((source.path / "config.json").read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False  # who needs the configuration says what is wrong with it
+    levels = [data, *(v for v in data.values() if isinstance(v, dict))] if isinstance(data, dict) else []
+    limits = ("sliding_window", "attention_chunk_size")
+    return any(d.get(n) is not None for d in levels for n in limits) and not any("layer_types" in d for d in levels)
 
 
 def _imports(path: str, tree: ast.Module) -> Iterator[Import]:

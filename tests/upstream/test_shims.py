@@ -54,7 +54,8 @@ def twin(folder):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     data = json.loads((folder / "config.json").read_text())
-    config = LlamaConfig(**{k: v for k, v in data.items() if k not in ("auto_map", "architectures", "model_type")})
+    others = ("auto_map", "architectures", "model_type", "sliding_window", "use_sliding_window")
+    config = LlamaConfig(**{k: v for k, v in data.items() if k not in others})
     return LlamaForCausalLM, config
 
 
@@ -75,6 +76,17 @@ def test_r10_code_of_4x_gives_the_tokens_of_its_twin(tiny, old_style, tmp_path, 
     } <= used  # fmt: skip
     for name, module in (("mask-helpers", "modeling_attn_mask_utils"), ("export", "onnx")):
         assert (name in used) == (Installed().module(f"transformers.{module}").state == "missing")
+
+
+def test_code_of_4x_with_a_window_of_its_own_keeps_every_key(tiny, old_style, tmp_path):
+    """The window stands in config.json, the code masks by itself (here: not at all): nothing is dropped silently."""
+    folder = old_style.write(tiny, tmp_path / "old")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "sliding_window": 4, "use_sliding_window": False}))
+    arch = architecture(tiny.source(folder), trust=True)
+    assert arch.config.layer_types == ["full_attention"] * 3
+    mine, theirs = generated(arch.cls, arch.config, folder), generated(*twin(folder), folder)
+    assert [t for t, _ in mine] == [t for t, _ in theirs]
 
 
 def test_code_of_4x_runs_in_the_engine(tiny, old_style, tmp_path, loading):
@@ -255,8 +267,8 @@ def test_caches():
     assert caches.from_legacy(DynamicCache, cache) is cache
     bounded = types.SimpleNamespace(get_seq_length=lambda i=0: 6, get_max_length=lambda: 8)
     assert caches.usable_length(bounded, 4) == 4 and caches.max_length(bounded) == 8
-    with pytest.raises(TypeError, match="window"):
-        caches.make_growing(None)(None, window=3)
+    with pytest.raises(NotImplementedError, match="no stand-in"):
+        caches.make_named(None)(None, 2, 64)
 
 
 def test_rope_settings():

@@ -41,7 +41,14 @@ class Active:
                     continue
                 self._seen.add(id(cls))
                 for mend in self.mends:
-                    load(mend.make)(cls)
+                    if mend.on == "class":
+                        load(mend.make)(cls)
+
+    def configure(self, config: Any) -> None:
+        """Mend a configuration that was just loaded."""
+        for mend in self.mends:
+            if mend.on == "configuration":
+                load(mend.make)(config)
 
     def undo(self) -> None:
         """Take back what the repository's code saw; its classes stay mended."""

@@ -75,22 +75,15 @@ def from_legacy(cls: Any, past_key_values: Any = None) -> Any:
     return out
 
 
-def make_growing(real: Any) -> Any:
-    """Stands for cache classes of one kind of model: today's growing cache picks the kind of each layer itself, by the
-    configuration. What only the old classes took is refused by name."""
+def make_named(real: Any) -> Any:
+    """Stands for cache classes of one kind of layers where code asks whether a cache is one: none is. Making one
+    raises, since what its tensors held and where cannot be told of today's."""
     from transformers import DynamicCache
 
-    class GrowingCache(DynamicCache):
-        """A cache made by a repository's own code."""
+    class NamedCache(DynamicCache):
+        """A cache class of transformers 4.x, by name alone."""
 
-        def __init__(self, config: Any = None, *sizes: Any, **old: Any) -> None:
-            unknown = sorted(set(old) - _SIZES)
-            if unknown:
-                raise TypeError(f"the stand-in for a cache class of transformers 4.x takes no {', '.join(unknown)}")
-            super().__init__(config=config)
+        def __init__(self, *sizes: Any, **old: Any) -> None:
+            raise NotImplementedError("this cache class of transformers 4.x is gone and has no stand-in to be made")
 
-    return real or GrowingCache
-
-
-# Arguments of the old classes that only said how much memory to take ahead: a growing cache needs none of them.
-_SIZES = {"max_batch_size", "batch_size", "max_cache_len", "device", "dtype", "layer_device_map"}
+    return real or NamedCache

@@ -58,6 +58,16 @@ def cache_argument(cls: Any) -> bool:
     return changed
 
 
+def full_layers(config: Any) -> bool:
+    """Let the configuration name every layer's kind as full attention, unless it names them itself."""
+    text = config.get_text_config(decoder=True)
+    count = getattr(text, "num_hidden_layers", None)
+    if getattr(text, "layer_types", None) is not None or not isinstance(count, int):
+        return False
+    text.layer_types = ["full_attention"] * count
+    return True
+
+
 def rotary_function(cls: Any) -> bool:
     """Upstream computes the frequencies of a plain rope again after a load, by a function that it looks for on the
     class; classes of 4.x have it in the table of functions."""

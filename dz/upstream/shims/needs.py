@@ -118,7 +118,10 @@ def _changed(code: Code, symbol: Symbol, installed: Installed) -> Iterator[str]:
     for entry in code.imports:
         if (entry.module, entry.name) != (symbol.module, symbol.name) or not _run(code, entry.file):
             continue
-        if not symbol.mentions or _words(code.trees[entry.file]) & {*symbol.mentions}:
+        tree = code.trees[entry.file]
+        if symbol.unless and any(isinstance(n, ast.FunctionDef) and n.name == symbol.unless for n in ast.walk(tree)):
+            continue
+        if not symbol.mentions or _words(tree) & {*symbol.mentions}:
             yield f"{entry.where}: {symbol.name} of today takes no {symbol.changed!r}"
 
 
@@ -204,6 +207,21 @@ def _refills(code: Code, cls: ast.ClassDef) -> bool:
     return any(cls.name in ast.unparse(m) for m in inits)
 
 
+def _windows_in_masks(code: Code, installed: Installed) -> Iterator[str]:
+    """Where keys go into a cache, in code that knows no kinds of layers although the configuration has a window."""
+    reached = [code.trees[p] for p in code.reached & code.trees.keys()]
+    kinds = any("layer_types" in _words(t) or _attributes(t) & {"layer_types"} for t in reached)
+    if not code.windows or kinds:
+        return
+    for use in code.uses:
+        if use.name == "update" and use.how == "call" and use.of_cache and _run(code, use.file):
+            yield f"{use.where}: {use.receiver}.update"
+
+
+def _attributes(tree: ast.AST) -> set[str]:
+    return {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+
+
 def _nothing(code: Code, installed: Installed) -> Iterator[str]:
     """Part of a shim whose need is seen by another part."""
     return iter(())
@@ -212,6 +230,7 @@ def _nothing(code: Code, installed: Installed) -> Iterator[str]:
 _SEES: dict[str, Callable[[Code, Installed], Iterator[str]]] = {
     "computing": _computing,
     "nothing": _nothing,
+    "windows_in_masks": _windows_in_masks,
     "listed_ties": _listed_ties,
     "ungenerating": _ungenerating,
     "old_cache_arguments": _old_cache_arguments,

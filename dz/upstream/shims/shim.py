@@ -20,13 +20,14 @@ class Symbol:
     """`from module import name` in the repository's code gives what `make` makes of the installed object (None where
     there is none). Without `changed` it is needed when the installed module lacks the name; `changed` is a string or
     argument whose presence in the installed definition says that it is still the old one. `mentions` are strings or
-    keywords of which the code must use one."""
+    keywords of which the code must use one; a file that defines the function `unless` is of today."""
 
     module: str
     name: str
     make: str
     changed: str = ""
     mentions: tuple[str, ...] = ()
+    unless: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +45,12 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mend:
-    """A change of the repository's own classes after they are imported: `make(cls)` returns whether it changed
-    anything. `sees` names the function in `needs` that finds, by reading, the classes that need it."""
+    """A change of the repository's own classes after they are imported, or of its configuration: `make` returns
+    whether it changed anything. `sees` names the function in `needs` that finds, by reading, what needs it."""
 
     make: str
     sees: str
+    on: Literal["class", "configuration"] = "class"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
