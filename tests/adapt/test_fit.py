@@ -1,6 +1,7 @@
 """Does it fit, on what: splits, longest contexts, estimates and ops, on repositories that hold no weight."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -231,6 +232,24 @@ def test_formats_that_contradict_the_configuration(giant, tmp_path, plain, regis
     with pytest.raises(Refused) as e:
         make_fit(source(tmp_path), trust=False, device="H200", settings=plain, registry=registry)
     assert e.value.code == "format_conflict"
+
+
+def test_headers_alone_are_enough(giant, tmp_path, plain, registry):
+    """What `dz fetch --metadata` keeps: configuration, index, and of the weight files the first bytes."""
+    total = giant.write(tmp_path / "all", *giant.scrambled(4, layers=2, experts=2))
+    whole = source(tmp_path / "all")
+    (tmp_path / "headers").mkdir()
+    for f in whole.files:
+        if f.path.endswith(".safetensors"):
+            with (tmp_path / "all" / f.path).open("rb") as file:
+                first = file.read(8)
+                kept = first + file.read(int.from_bytes(first, "little"))
+            (tmp_path / "headers" / f"{f.path}.header").write_bytes(kept)
+            (tmp_path / "all" / f.path).unlink()
+    fit = make_fit(
+        replace(whole, headers=str(tmp_path / "headers")), trust=False, device="H200", settings=plain, registry=registry
+    )
+    assert (fit.known_from, fit.bytes, fit.unaccounted) == ("headers", total, 0)
 
 
 def test_an_unknown_device(tmp_path, plain, registry):
