@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from dz.core.op import Case, Op
+from dz.ops._delta import delta_rule
 from dz.ops.cases import Maker
 from dz.ops.causal_conv import reference as causal_conv
-from dz.ops.kda import reference as kda
+from dz.ops.kda import log_decay
 from dz.ops.precision import REDUCTION, wide
 
 
@@ -40,9 +41,10 @@ def reference(
     mixed, new_conv = causal_conv(wide(x)[..., None], conv_weight, state=conv_state, activation="silu")
     q, k, v = mixed[..., 0].split((heads * dim, heads * dim, heads * dim_v), -1)
     q, k = (t.view(batch, 1, heads, dim) for t in (q, k))
-    out, new = kda(
-        q, k, v.view(batch, 1, heads, dim_v), g[:, None], beta[:, None],
-        a_log=a_log, dt_bias=dt_bias, lower_bound=lower_bound, beta_logits=True, state=state,
+    decay = log_decay(g, a_log, dt_bias, lower_bound)
+    out, new = delta_rule(
+        q, k, v.view(batch, 1, heads, dim_v), decay[:, None], wide(beta).sigmoid()[:, None],
+        normalize=True, scale=None, state=state, cu_seqlens=None,
     )  # fmt: skip
     out = out[:, 0]
     out = out * torch.rsqrt(out.square().mean(-1, keepdim=True) + eps) * wide(norm_weight) * wide(gate).sigmoid()

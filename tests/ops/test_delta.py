@@ -1,6 +1,7 @@
 """The gated delta rules: meaning of their arguments, and recognition of functions that no published model has."""
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from dz.verify.bound import Bound
 REGISTRY = Registry.discover()
 
 
-def given(batch=2, tokens=5, heads=2, dim=4, dim_v=8):
+def given(batch=2, tokens=5, heads=2, dim=4, dim_v=8) -> dict[str, Any]:
     gen = torch.Generator().manual_seed(0)
     q, k, g = torch.randn(3, batch, tokens, heads, dim, generator=gen)
     v = torch.randn(batch, tokens, heads, dim_v, generator=gen)
