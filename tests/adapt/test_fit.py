@@ -258,6 +258,15 @@ def test_an_unknown_device(tmp_path, plain, registry):
         make_fit(source(tmp_path), trust=False, device="H300", settings=plain, registry=registry)
 
 
+def test_windows_that_dz_keeps_whole_are_said(tmp_path, plain, registry):
+    more = {"layer_types": ["sliding_attention", "full_attention"] * 2, "sliding_window": 128}
+    (tmp_path / "config.json").write_text(json.dumps({**DENSE, **more}))
+    fit = make_fit(source(tmp_path), trust=False, device="H200", settings=plain, registry=registry)
+    token = 2 * 4 * 2 * 64 * 2
+    assert fit.per_token == token and fit.per_sequence == 128 * token
+    assert any(f"keeps them whole, {token:,} B a token more" in n for n in fit.notes)
+
+
 def test_streams_are_not_snapshots(tmp_path, plain, registry):
     (tmp_path / "config.json").write_text(json.dumps({**DENSE, "hc_mult": 4}))
     fit = make_fit(source(tmp_path), trust=False, device="H200", settings=plain, registry=registry)

@@ -137,7 +137,7 @@ def assemble(
         per_sequence=shape.per_sequence(shape.itemsize),
         splits=splits(weights, shape, device, budget),
         ops=ops,
-        notes=tuple(notes),
+        notes=(*notes, *_windows(shape)),
     )
 
 
@@ -148,6 +148,13 @@ def _complete(source: Source, raw: Mapping[str, Any], trust: bool, notes: list[s
     except Refused as e:
         notes.append(f"read without a class: {e.what}, {e.why}")
         return None
+
+
+def _windows(shape: Outline) -> list[str]:
+    """What dz's own cache costs more than a window needs."""
+    kept = sum(k.window for x in shape.layers for k in x.mixer.keeps if k.kind == "window") * shape.itemsize
+    text = f"windows are counted as dropped; dz's block pool keeps them whole, {kept:,} B a token more"
+    return [text] if kept else []
 
 
 def _headers(source: Source) -> dict[str, TensorInfo]:

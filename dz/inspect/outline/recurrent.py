@@ -6,7 +6,6 @@ from dz.inspect.outline.keys import Keys
 from dz.inspect.outline.layer import Keep, Mixer
 
 STATE = 4  # bytes: recurrent states are kept in float32
-CONV = 2  # bytes: the last inputs of a convolution are kept in the model's dtype
 
 
 def delta_rule(k: Keys) -> Mixer:
@@ -62,7 +61,7 @@ def _only_mamba2_heads(k: Keys) -> int:
 def short_convolution(k: Keys) -> Mixer:
     """A gated short convolution as the whole mixer."""
     hidden, taps = k.number("hidden_size"), k.number("conv_L_cache", "conv_kernel", default=3)
-    keep = Keep(kind="convolution", fixed_bytes=taps * hidden * CONV, heads=hidden, formula=f"{taps} x {hidden}")
+    keep = Keep(kind="convolution", window=hidden, tokens=taps, heads=hidden, formula=f"{taps} x {hidden}")
     return Mixer(op="causal_conv", keeps=(keep,), parameters=4 * hidden * hidden + taps * hidden, heads=hidden)
 
 
@@ -73,4 +72,4 @@ def _kept(heads: int, each: int, channels: int, taps: int) -> tuple[Keep, ...]:
     if taps < 2:
         return (state,)
     words = f"{taps - 1} inputs of {channels} channels"
-    return state, Keep(kind="convolution", fixed_bytes=(taps - 1) * channels * CONV, heads=heads, formula=words)
+    return state, Keep(kind="convolution", window=channels, tokens=taps - 1, heads=heads, formula=words)
