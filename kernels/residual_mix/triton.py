@@ -68,8 +68,8 @@ def _kernel(
         for first in tl.static_range(0, N, GROUP):
             held = (first + source < N)[:, None] & inside[None, :]
             v = tl.load(tile + (row * b_row + tl.cast(first, tl.int64) * b_block), mask=held, other=0.0).to(tl.float32)
-            dots, squares = tl.reduce((v * key[None, :], v * v), 1, _both)
-            logits = dots * (1.0 / tl.sqrt_rn(squares / dim + eps))
+            products, squares = tl.reduce((v * key[None, :], v * v), 1, _both)
+            logits = products * (1.0 / tl.sqrt_rn(squares / dim + eps))
             logits = tl.where(first + source < N, logits, float("-inf"))
             best = tl.maximum(tl.max(logits, 0), top)
             keep = tl.exp(top - best)
