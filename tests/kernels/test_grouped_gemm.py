@@ -13,7 +13,17 @@ from dz.ops import expert_combine, expert_gather, expert_permute, grouped_gemm_f
 from dz.ops import experts as experts_op
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-FEW = {"rows": 16, "columns": 64, "warps": 4, "stages": 2, "registers": 96, "per_sm": 1, "split": 1, "arranged": 0}
+FEW = {
+    "rows": 16,
+    "columns": 64,
+    "warps": 4,
+    "stages": 2,
+    "registers": 96,
+    "per_sm": 1,
+    "split": 1,
+    "arranged": 0,
+    "unroll": 1,
+}
 
 
 def mxfp4_case(name: str) -> dict:
@@ -45,7 +55,15 @@ def test_a_nan_code_makes_nan_of_its_output_column_only():
 
 @pytest.mark.parametrize(
     "config",
-    [{"split": 2}, {"split": 7}, {"columns": 128}, {"columns": 128, "warps": 8}, {"rows": 32}, {"arranged": 1}],
+    [
+        {"split": 2},
+        {"split": 7},
+        {"columns": 128},
+        {"columns": 128, "warps": 8},
+        {"rows": 32},
+        {"arranged": 1, "unroll": 2},
+        {"unroll": 4, "split": 3},
+    ],
     ids=lambda c: "_".join(f"{k}{v}" for k, v in c.items()),
 )
 @pytest.mark.parametrize("case", ["e5_some_empty_n136_k288", "rows_of_no_expert", "one_large_scale"])
