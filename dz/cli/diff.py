@@ -82,7 +82,7 @@ def _statements(sign: str, s: SiteDifference) -> Iterator[str]:
 
 
 def _neighbour(n: Neighbour) -> str:
-    copies = f", as {n.copies} more places" if n.copies else ""
+    copies = f", as {n.copies} more place{'s' * (n.copies > 1)}" if n.copies else ""
     return f"{n.name}, line {n.line}: {100 * n.likeness:.0f} % alike{copies}"
 
 

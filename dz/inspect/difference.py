@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -72,13 +72,14 @@ class _Reader:
         known = self.index.piece(found[0].name) if found else None
         if known is None:
             return {"neighbours": self._neighbours(own, s, place), "config": self._config(s, target, piece, None)}
-        there = known.form()
+        there, shapes = known.form(), _shapes(target, known)
+        more = {n.partition(".")[0] for n in shapes}
         return {
             "form": found[0],
             "added": _lines(own, there, place),
             "absent": _lines(there, own, found[0].name),
-            "config": self._config(s, target, piece, known),
-            "shapes": _shapes(target, known),
+            "config": self._config(s, target, piece, known, more),
+            "shapes": shapes,
         }
 
     def unknown(self, s: Site) -> dict[str, Any]:
@@ -103,9 +104,13 @@ class _Reader:
         found = self.index.nearest(own, function=s.kind == "function", most=_NEIGHBOURS, apart=place)
         return tuple(found)
 
-    def _config(self, s: Site, target: Any, piece: Piece, known: Piece | None) -> dict[str, Any]:
-        """Keys that this class reads and the known one does not, with their values in this model."""
-        keys = set().union(*map(config_reads, (*piece.functions, *piece.init)))
+    def _config(
+        self, s: Site, target: Any, piece: Piece, known: Piece | None, more: Iterable[str] = ()
+    ) -> dict[str, Any]:
+        """Keys that this class, and its children named in `more`, read and the known one does not, with their values in
+        this model."""
+        read = [piece, *(p for n in sorted(more) if (p := live(getattr(target, n))) is not None)]
+        keys = set().union(*(config_reads(f) for p in read for f in (*p.functions, *p.init)))
         if known is not None:
             keys -= set().union(*map(config_reads, (*known.functions, *known.init)))
         holders = [getattr(target, "config", None), self.built.text_config, self.built.config]

@@ -83,7 +83,7 @@ def live(target: Any) -> Piece | None:
         found = tree_of(target)
         return None if found is None else Piece(target.__name__, found.lineno, (found,))
     cls = type(target)
-    forward = tree_of(cls.forward)
+    forward = tree_of(getattr(cls, "forward", None))
     if forward is None:
         return None
 

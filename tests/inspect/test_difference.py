@@ -26,13 +26,18 @@ class OddConfig(LlamaConfig):
     model_type = "odd"
 
 
+class OddGate(nn.Linear):
+    def __init__(self, config):
+        super().__init__(config.hidden_size, config.odd_rank, bias=False)
+
+
 class OddNorm(nn.Module):
     """An RMS norm that a gate multiplies."""
     def __init__(self, config):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(config.hidden_size))
         self.variance_epsilon = config.odd_eps
-        self.gate_proj = nn.Linear(config.hidden_size, config.hidden_size, bias=False)
+        self.gate_proj = OddGate(config)
 
     def forward(self, hidden_states, gate=None):
         input_dtype = hidden_states.dtype
@@ -83,7 +88,7 @@ def odd(tiny, tmp_path_factory, small) -> Difference:
     folder = tmp_path_factory.mktemp("odd")
     auto = {"AutoConfig": "modeling_odd.OddConfig", "AutoModelForCausalLM": "modeling_odd.OddForCausalLM"}
     more = {"model_type": "odd", "auto_map": auto, "architectures": ["OddForCausalLM"]}
-    config = {**tiny.LLAMA, **more, "odd_eps": 1e-3, "odd_width": 7, "odd_window": 12}
+    config = {**tiny.LLAMA, **more, "odd_eps": 1e-3, "odd_width": 7, "odd_rank": 3, "odd_window": 12}
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "modeling_odd.py").write_text(CODE)
     source = tiny.source(folder)
@@ -114,8 +119,8 @@ def test_a_variant_says_which_lines_keys_and_tensors_differ(odd):
     assert [(x.line, x.text) for x in norm.added] == [(line, text)]
     assert norm.added[0].file.endswith("modeling_odd")
     assert norm.absent == ()
-    assert norm.config == {"hidden_size": 40, "odd_eps": 1e-3}
-    assert norm.shapes == {"gate_proj.weight": (40, 40)}
+    assert norm.config == {"hidden_size": 40, "odd_eps": 1e-3, "odd_rank": 3}  # what its new child reads is there too
+    assert norm.shapes == {"gate_proj.weight": (3, 40)}
 
 
 def test_an_unknown_site_says_all_that_an_op_needs(odd):
