@@ -42,6 +42,46 @@ def fetched(workspace: Path) -> tuple[dict[str, Any], str]:
     return figures, "{files} files; {tensors} tensors in {shards} shards checked; revision {revision}".format(**figures)
 
 
+def fitted(answer: Path) -> tuple[dict[str, Any], str]:
+    """What was read of code, formats and room on a device without running any code of the repository."""
+    document = jsonio.read(answer)
+    data, audit = document["data"], document["audit"]
+    best = max(data["splits"], key=lambda s: s["longest"])
+    figures = {
+        "code_files": len(audit["files"]),
+        "findings": len(audit["findings"]),
+        "formats": [f["name"] for f in data["formats"]],
+        "bytes": data["bytes"],
+        "unaccounted": data["unaccounted"],
+        "device": data["device"]["name"],
+        "fits": best["fits"],
+        "longest": best["longest"],
+    }
+    text = (
+        f"no code was run: {figures['code_files']} files read, {figures['findings']} findings; "
+        f"{data['bytes'] / 1e6:.1f} MB in {' and '.join(figures['formats'])}, {data['unaccounted']} B unaccounted; "
+        f"on one {figures['device']} {best['verdict']}, up to {best['longest']:,} tokens"
+    )
+    return figures, text
+
+
+def differing(answer: Path) -> tuple[dict[str, Any], str]:
+    """Sites by status, and the unknown one that the installed upstream comes nearest to."""
+    data = jsonio.read(answer)["data"]
+    near = [
+        (n["likeness"], s["site"].rpartition(".")[2].rpartition(":")[2], n["name"].rpartition(":")[2])
+        for s in data["sites"]
+        if s["status"] == "unknown"
+        for n in s["neighbours"]
+    ]
+    figures: dict[str, Any] = {**data["counts"], "places": data["index"], "nearest": max(near, default=None)}
+    text = "{known} sites known, {variant} variant, {unknown} unknown".format(**data["counts"])
+    if near:
+        likeness, site, other = max(near)
+        text += f"; of the unknown ones {site} comes nearest to upstream: {likeness:.0%} of {other}"
+    return figures, text
+
+
 def adapted(workspace: Path) -> tuple[dict[str, Any], str]:
     """Sites by status, tensors accounted for, swaps and how many of their phases were verified."""
     inventory = jsonio.from_builtins(Inventory, _data(workspace, "*/inventory.json"), where="inventory.json")

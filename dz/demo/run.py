@@ -18,6 +18,7 @@ from dz.errors import DzError, explain
 MODEL = f"./{build.NAME}"
 TRUST = "--trust-remote-code"
 CHECKLIST = "default"
+DEVICE = "H200"
 COMMAND_LIMIT = 300.0  # seconds; a whole run takes less than 120
 READY_LIMIT = 120.0
 CHAT_TOKENS = 64
@@ -31,16 +32,21 @@ def run(folder: Path, progress: Progress) -> list[Step]:
     shell = Shell.at(folder)
     workspace = Path(shell.env["DZ_WORKSPACE"])
 
-    def command(*args: str, read: Reading) -> Callable[[], Iterator[Step]]:
-        return lambda: _command(shell, list(args), progress, read)
+    def command(*args: str, read: Reading, name: str = "") -> Callable[[], Iterator[Step]]:
+        return lambda: _command(shell, name or args[0], list(args), progress, read)
 
     chain: list[tuple[str, Callable[[], Iterator[Step]]]] = [
         ("build", lambda: _build(folder)),
         ("fetch", command("fetch", MODEL, read=lambda: figures.fetched(workspace))),
+        # what can be known before any of the repository's code may run, and then what is new in it
+        ("fit", command("adapt", MODEL, "--dry-run", "--device", DEVICE, "--json", name="fit",
+                        read=lambda: figures.fitted(shell.answer("fit")))),
+        ("diff", command("adapt", MODEL, TRUST, "--diff", "--json", name="diff",
+                         read=lambda: figures.differing(shell.answer("diff")))),
         ("adapt", command("adapt", MODEL, TRUST, read=lambda: figures.adapted(workspace))),
         ("accept", command("accept", MODEL, TRUST, read=lambda: figures.accepted(workspace, CHECKLIST))),
         ("serve", lambda: _serve(shell, workspace, progress)),
-    ]
+    ]  # fmt: skip
     steps: list[Step] = []
     for name, part in chain:
         broken = next((s.name for s in steps if s.status == "fail" and s.name != "accept"), None)
@@ -80,8 +86,7 @@ def _build(folder: Path) -> Iterator[Step]:
     )
 
 
-def _command(shell: Shell, args: list[str], progress: Progress, read: Reading) -> Iterator[Step]:
-    name = args[0]
+def _command(shell: Shell, name: str, args: list[str], progress: Progress, read: Reading) -> Iterator[Step]:
     progress.note(f"$ {typed(args)}")
     code, seconds, reason = shell.run(name, args, COMMAND_LIMIT)
     step = Step(name=name, status="fail" if code else "ok", command=typed(args), seconds=seconds, exit_code=code)

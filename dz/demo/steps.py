@@ -54,15 +54,16 @@ class Shell:
         return cls(folder=folder, env=env)
 
     def start(self, name: str, args: list[str]) -> subprocess.Popen[bytes]:
-        """Start `python -m dz ARGS` in a process group of its own."""
-        with self.log(name).open("wb") as log:
+        """Start `python -m dz ARGS` in a process group of its own; a --json document goes to `answer`."""
+        apart = "--json" in args
+        with self.log(name).open("wb") as log, (self.answer(name) if apart else Path(os.devnull)).open("wb") as answer:
             return subprocess.Popen(
                 [sys.executable, "-m", "dz", *args],
                 cwd=self.folder,
                 env=dict(self.env),
                 stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                stdout=answer if apart else log,
+                stderr=log if apart else subprocess.STDOUT,
                 start_new_session=True,
             )
 
@@ -83,6 +84,10 @@ class Shell:
     def log(self, name: str) -> Path:
         """Where a command's output goes."""
         return self.folder / "logs" / f"{name}.log"
+
+    def answer(self, name: str) -> Path:
+        """Where the document of a command with --json goes."""
+        return self.folder / "logs" / f"{name}.json"
 
     def tail(self, name: str) -> str:
         """The last lines of a command's output."""

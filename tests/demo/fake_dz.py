@@ -22,6 +22,25 @@ def fetch():
     write("fetch.json", {"source": source, "weights": {"tensors": 167, "shards": ["a", "b"], "bytes": 9}})
 
 
+def fit():
+    split = {"longest": 2048, "fits": True, "verdict": "fits"}
+    data = {
+        "splits": [{**split, "longest": 64}, split], "formats": [{"name": "F32"}, {"name": "mxfp4"}],
+        "bytes": 4_000_000, "unaccounted": 0, "device": {"name": "H200"},
+    }  # fmt: skip
+    print(json.dumps({"data": data, "audit": {"files": ["a.py", "b.py"], "findings": []}}))
+
+
+def diff():
+    near = [{"name": "package.module:Far", "likeness": 0.1}, {"name": "package.module:Near", "likeness": 0.5}]
+    sites = [
+        {"site": "a.known", "status": "known", "neighbours": [{"name": "x:Y", "likeness": 0.9}]},
+        {"site": "a.mixer", "status": "unknown", "neighbours": near},
+    ]
+    counts = {"known": 1, "variant": 0, "unknown": 1}
+    print(json.dumps({"data": {"sites": sites, "counts": counts, "index": "5: 9 places"}}))
+
+
 def adapt():
     site = {"id": "s", "kind": "module", "cls": "C", "where": "", "members": [], "status": "known"}
     inventory = {
@@ -78,8 +97,8 @@ def serve():
     HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])), Handler).serve_forever()
 
 
-command = sys.argv[1]
-print(f"this is {command}", flush=True)
+command = "fit" if "--dry-run" in sys.argv else "diff" if "--diff" in sys.argv else sys.argv[1]
+print(f"this is {command}", file=sys.stderr, flush=True)
 if FAKE.get("sleep") == command:
     time.sleep(60)
 if not FAKE.get(f"no_{command}") and not (command == "serve" and FAKE.get("serve")):

@@ -44,11 +44,30 @@ def alive(pid):
 
 def test_all_is_well(chain, tmp_path):
     steps = chain()
-    assert [s.name for s in steps] == ["build", "fetch", "adapt", "accept", "serve", "chat", "image", "kernels"]
+    assert [s.name for s in steps] == [
+        "build",
+        "fetch",
+        "fit",
+        "diff",
+        "adapt",
+        "accept",
+        "serve",
+        "chat",
+        "image",
+        "kernels",
+    ]
     assert all(s.status == "ok" for s in steps), steps
     assert run.exit_code(steps) == 0
     got = by_name(steps)
     assert got["fetch"].figures["tensors"] == 167 and got["fetch"].command == "dz fetch ./acorn-2m"
+    assert got["fit"].command == "dz adapt ./acorn-2m --dry-run --device H200 --json"
+    assert (got["fit"].figures["longest"], got["fit"].figures["code_files"], got["fit"].figures["findings"]) == (
+        2048,
+        2,
+        0,
+    )
+    assert "no code was run" in got["fit"].text and "F32 and mxfp4" in got["fit"].text
+    assert got["diff"].figures["nearest"] == (0.5, "mixer", "Near") and "50% of Near" in got["diff"].text
     adapted = got["adapt"].figures
     assert (adapted["known"], adapted["variant"], adapted["unknown"]) == (1, 0, 1)
     assert (adapted["choices"], adapted["choices_verified"], adapted["tensors_unaccounted"]) == (2, 1, 1)
@@ -60,7 +79,7 @@ def test_all_is_well(chain, tmp_path):
     validate(envelope("demo", data))
 
 
-@pytest.mark.parametrize(("name", "code"), [("fetch", 3), ("adapt", 1)])
+@pytest.mark.parametrize(("name", "code"), [("fetch", 3), ("fit", 1), ("diff", 2), ("adapt", 1)])
 def test_a_failed_command_ends_the_chain(chain, name, code):
     steps = chain(**{name: code})
     assert run.exit_code(steps) == code
