@@ -94,7 +94,8 @@ def _assigned(code: Code) -> set[str]:
     out: set[str] = set()
     for tree in code.trees.values():
         for node in ast.walk(tree):
-            stored = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-            if stored and isinstance(node.value, ast.Name) and node.value.id == "self":
+            if not isinstance(node, ast.Attribute) or not isinstance(node.ctx, ast.Store):
+                continue
+            if isinstance(node.value, ast.Name) and node.value.id == "self":
                 out.add(node.attr)
     return out

@@ -108,4 +108,5 @@ def _owner(source: Source) -> str:
     from transformers import dynamic_module_utils as upstream
 
     clean = getattr(upstream, "_sanitize_module_name", lambda name: name)
-    return f"{upstream.TRANSFORMERS_DYNAMIC_MODULE_NAME}.{clean(Path(source.folder).name)}"
+    root = vars(upstream)["TRANSFORMERS_DYNAMIC_MODULE_NAME"]
+    return f"{root}.{clean(Path(source.folder).name)}"

@@ -63,14 +63,15 @@ def to_legacy(cache: Any) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
     return tuple(_layer(cache, i) for i in range(len(cache.layers)) if cache.get_seq_length(i))
 
 
-def from_legacy(cls: Any, past_key_values: Any = None) -> Any:
+def from_legacy(cls: Any, past_key_values: Any | None = None) -> Any:
     """A growing cache that holds the pairs of an old-style tuple; the cache itself where it is one already."""
     from transformers import Cache
 
     if isinstance(past_key_values, Cache):
         return past_key_values
     out = cls()
-    for i, (k, v) in enumerate(past_key_values or ()):
+    pairs: Any = [] if past_key_values is None else past_key_values
+    for i, (k, v) in enumerate(pairs):
         out.update(k, v, i)
     return out
 

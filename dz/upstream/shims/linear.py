@@ -99,8 +99,9 @@ class Norm(nn.Module):
     def _normed(self, x: torch.Tensor) -> torch.Tensor:
         wide = x.float()
         y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
-        y = y if self.weight is None else y * self.weight.float()
-        return y if self.bias is None else y + self.bias.float()
+        weight, bias = self._parameters["weight"], self._parameters["bias"]
+        y = y if weight is None else y * weight.float()
+        return y if bias is None else y + bias.float()
 
 
 class GatedNorm(Norm):

@@ -157,8 +157,9 @@ def _method(cls: ast.ClassDef, name: str) -> ast.FunctionDef | None:
 def _listed_ties(code: Code, installed: Installed) -> Iterator[str]:
     for path, cls in _classes(code):
         for node in cls.body:
-            named = isinstance(node, ast.Assign) and any(ast.unparse(t) == "_tied_weights_keys" for t in node.targets)
-            if named and isinstance(node.value, ast.List | ast.Tuple):  # type: ignore[union-attr]
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.List | ast.Tuple):
+                continue
+            if any(ast.unparse(t) == "_tied_weights_keys" for t in node.targets):
                 yield f"{path}:{node.lineno}: {cls.name}._tied_weights_keys"
 
 
@@ -193,11 +194,13 @@ def _computing(code: Code, installed: Installed) -> Iterator[str]:
     """Classes that register a buffer which is not saved, without the initialisation by which upstream refills it."""
     for path, cls in _classes(code):
         for node in ast.walk(cls):
-            unsaved = isinstance(node, ast.Call) and ast.unparse(node.func).endswith("register_buffer") and any(
-                k.arg == "persistent" and ast.unparse(k.value) == "False" for k in node.keywords
-            )  # fmt: skip
-            if unsaved and not _refills(code, cls):
+            if isinstance(node, ast.Call) and _unsaved(node) and not _refills(code, cls):
                 yield f"{path}:{node.lineno}: {cls.name} computes a buffer that is not saved"
+
+
+def _unsaved(node: ast.Call) -> bool:
+    keywords = {k.arg: ast.unparse(k.value) for k in node.keywords}
+    return ast.unparse(node.func).endswith("register_buffer") and keywords.get("persistent") == "False"
 
 
 def _refills(code: Code, cls: ast.ClassDef) -> bool:
