@@ -1,0 +1,1 @@
+"""Implementations of block_sparse_decode."""
