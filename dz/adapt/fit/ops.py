@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from dz.adapt.fit.model import OpRow
 from dz.core.device import Device
@@ -55,11 +55,7 @@ def of_structure(weights: Ledger, shape: Outline, registry: Registry, device: De
         if layer.forward.width:
             add("gated feed-forward" if layer.forward.gated else "plain feed-forward", 1)
     add(shape.mixing, len(shape.layers))
-    rows: dict[str, OpRow] = {}
-    for op, count in counts.items():
-        for name in [n for n in MADE_OF.get(op, ()) if n in registry.ops] or [op]:
-            rows.setdefault(name, _row(name, count, registry, device, dtype))
-    return tuple(rows.values())
+    return _rows(counts, registry, device, dtype)
 
 
 def of_sites(read: Reduced, registry: Registry, device: Device, dtype: str) -> tuple[OpRow, ...]:
@@ -73,8 +69,17 @@ def of_sites(read: Reduced, registry: Registry, device: Device, dtype: str) -> t
         else:
             key = (s.op or s.cls, f"none, because {_why(s)}; upstream's code runs")
             rest[key] = rest.get(key, 0) + count
-    rows = [_row(op, n, registry, device, dtype) for op, n in known.items()]
+    rows = _rows(known, registry, device, dtype)
     return (*rows, *(OpRow(op=op, count=n, prefill=why, decode=why) for (op, why), n in rest.items()))
+
+
+def _rows(counts: Mapping[str, int], registry: Registry, device: Device, dtype: str) -> tuple[OpRow, ...]:
+    """A row for each op of the registry that the counted ones are made of."""
+    rows: dict[str, OpRow] = {}
+    for op, count in counts.items():
+        for name in [n for n in MADE_OF.get(op, ()) if n in registry.ops] or [op]:
+            rows.setdefault(name, _row(name, count, registry, device, dtype))
+    return tuple(rows.values())
 
 
 def _why(site: Site) -> str:
