@@ -120,3 +120,17 @@ def test_progress_writes_to_stderr_only():
     assert out.stdout.getvalue() == ""
     first, last = out.stderr.getvalue().splitlines()
     assert first == "load (10 B)" and last.startswith("load: done in ") and last.endswith(" (2 files)")
+
+
+def test_what_is_attached_stands_beside_the_answer_and_beside_an_error():
+    import io
+    import json
+
+    from dz.cli.output import Out
+    from dz.errors import Refused
+
+    for say in (lambda o: o.document({"schema": "dz.x/1", "data": 1}), lambda o: o.error(Refused("a", "b", "c"))):
+        out = Out(json=True, stdout=io.StringIO())
+        out.attach("audit", {"files": []})
+        say(out)
+        assert json.loads(out.stdout.getvalue())["audit"] == {"files": []}

@@ -1,6 +1,7 @@
 """The list of shims. Each line is data: what it stands for, which releases had it, why it is safe.
 
-`releases` are those of transformers unless another package is named; they were read off the published releases."""
+`releases` are those of transformers unless another package is named, read off the published 4.36, 4.41, 4.46, 4.51,
+4.57, 5.17 and 5.24: the first and the last of these that had it."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ CORE = (
     Shim(
         name="mask-helpers",
         stands_for="the module of attention-mask helpers (causal and padding masks as additive [B, 1, Q, K])",
-        releases="4.35 to 5.x, until the module was dropped",
+        releases="4.36 to 5.17",
         safe="own code with the old meaning; the explicit mask is given also where the old helper left it out",
         symbols=(
             Symbol(module=_MASKS, name="AttentionMaskConverter", make="masks:make_converter"),
@@ -38,7 +39,7 @@ CORE = (
     Shim(
         name="mask-arguments",
         stands_for="the mask functions' arguments input_embeds and cache_position",
-        releases="4.53 to 5.x",
+        releases="4.57",
         safe="one is only renamed; the other said where the cache ends, which the cache says itself",
         symbols=tuple(
             Symbol(
@@ -54,7 +55,7 @@ CORE = (
     Shim(
         name="cache-length",
         stands_for="Cache.get_max_length, Cache.get_max_cache_shape: the bound of a cache, None without one",
-        releases="get_max_length 4.36 to 4.48, get_max_cache_shape 4.46 to 5.22",
+        releases="get_max_length 4.36 to 4.46, get_max_cache_shape 4.46 to 5.17",
         safe="today's answer of -1 for no bound becomes the None that the code tests for; bounds stay",
         attributes=(
             Attribute(cls=_CACHE, name="get_max_length", make="caches:max_length", always=True),
@@ -64,14 +65,14 @@ CORE = (
     Shim(
         name="cache-usable-length",
         stands_for="Cache.get_usable_length: what a layer keeps when more comes",
-        releases="4.36 to 4.55",
+        releases="4.36 to 4.51",
         safe="for a growing cache it is the length; for a bounded one the same subtraction as before",
         attributes=(Attribute(cls=_CACHE, name="get_usable_length", make="caches:usable_length"),),
     ),
     Shim(
         name="cache-seen-tokens",
         stands_for="Cache.seen_tokens and _seen_tokens: how many tokens went in",
-        releases="4.36 to 4.55",
+        releases="4.36 to 4.51",
         safe="both were the length of the first layer",
         attributes=(
             Attribute(cls=_CACHE, name="seen_tokens", make="caches:seen_tokens", kind="property"),
@@ -81,7 +82,7 @@ CORE = (
     Shim(
         name="cache-tensors",
         stands_for="Cache.key_cache, Cache.value_cache and cache[layer]: the tensors of each layer",
-        releases="4.36 to 4.55",
+        releases="4.36 to 4.51",
         safe="the layers' own tensors, to read; code that writes into them is refused, since it would be lost",
         attributes=(
             Attribute(cls=_CACHE, name="key_cache", make="caches:keys", kind="property"),
@@ -107,7 +108,7 @@ CORE = (
     Shim(
         name="cache-classes",
         stands_for="cache classes for one kind of layers",
-        releases="4.38 to 5.x",
+        releases="4.36 to 4.57",
         safe="for isinstance alone, which no cache is then; code that makes one is told that it cannot",
         symbols=_symbols(
             "caches:make_named",
@@ -124,14 +125,14 @@ CORE = (
     Shim(
         name="full-caches",
         stands_for="a growing cache that keeps every key, with windows in the masks of the code alone",
-        releases="4.36 to 4.52",
+        releases="4.36 to 4.51",
         safe="the configuration says full_attention for each layer, so that today's cache drops nothing",
         mends=(Mend(make="classes:full_layers", sees="windows_in_masks", on="configuration"),),
     ),
     Shim(
         name="rope-default",
         stands_for='ROPE_INIT_FUNCTIONS["default"]: the rope without scaling',
-        releases="4.43 to 4.57",
+        releases="4.46 to 4.57",
         safe="the same formula; only this code's view of the table gets the entry",
         symbols=(
             Symbol(
@@ -157,7 +158,7 @@ CORE = (
     Shim(
         name="rope-settings",
         stands_for="config.rope_scaling without the base in it, and config.rope_theta",
-        releases="4.31 to 4.57",
+        releases="4.36 to 4.57",
         safe="the same numbers from where they are kept now; a base that is nowhere is an error",
         attributes=(
             Attribute(
@@ -168,14 +169,14 @@ CORE = (
     Shim(
         name="tied-weights",
         stands_for="_tied_weights_keys as a list",
-        releases="4.26 to 4.57",
+        releases="4.36 to 4.57",
         safe="what 4.x tied was tied to the input embeddings; the model is asked where they are",
         mends=(Mend(make="classes:tied_weights", sees="listed_ties"),),
     ),
     Shim(
         name="generation",
         stands_for="a base class that can generate, and that hands the cache over as past_key_values",
-        releases="to 4.49 (generate), to 5.22 (the name)",
+        releases="generate to 4.51, the name to 5.17",
         safe="upstream's own generate; only the name of one argument differs",
         mends=(
             Mend(make="classes:generation", sees="ungenerating"),
@@ -185,7 +186,7 @@ CORE = (
     Shim(
         name="typed-keywords",
         stands_for="types that only annotate keyword arguments",
-        releases="4.48 to 4.53",
+        releases="4.51",
         safe="a type for annotations holds nothing",
         symbols=_symbols(
             "helpers:make_keywords", f"{_UTILS}.LossKwargs", "transformers.modeling_utils.LossKwargs",
