@@ -78,11 +78,11 @@ def inputs(dtype: str, device: str, seed: int) -> Iterator[Case]:
 
     sinks = m.normal(8, dtype="float32")
     yield case("decode_b3_h8_kv2_d64", [70, 1, 130], [1, 1, 1], 8, 2, 64, 16)
-    yield case("decode_b2_h16_kv1_d128_page64", [200, 63], [1, 1], 16, 1, 128, 64)
+    yield case("decode_b2_h16_kv1_d128_page64", [100, 63], [1, 1], 16, 1, 128, 64)
     yield case("decode_b2_h2_kv2_d256", [40, 33], [1, 1], 2, 2, 256, 16)
-    yield case("prefill_b2_h2_kv1_d64", [40, 21], [40, 21], 2, 1, 64, 16)
-    yield case("prefill_b1_h2_kv1_d128_page64", [70], [70], 2, 1, 128, 64)
-    mixed = case("mixed_b4_h8_kv2_d64", [50, 0, 12, 75], [1, 0, 12, 5], 8, 2, 64, 16)
+    yield case("prefill_b2_h2_kv1_d64", [20, 9], [20, 9], 2, 1, 64, 16)
+    yield case("prefill_b1_h1_kv1_d128_page64", [66], [66], 1, 1, 128, 64)
+    mixed = case("mixed_b4_h8_kv2_d64", [50, 0, 5, 75], [1, 0, 5, 2], 8, 2, 64, 16)
     yield mixed
     yield Case("mixed_window_sinks", {**mixed.args, "window": 9, "sinks": sinks})
     yield Case("mixed_softcap", {**mixed.args, "softcap": 3.0})

@@ -61,7 +61,8 @@ def _part(
     coming = tl.load(blocks + (first + k) // PAGE, mask=first + k < last, other=0)  # a tile ahead of its use
     for start in range(first, last, KEYS):
         at = start + k
-        row = cache + (coming.to(tl.int64) * PAGE + at % PAGE)[:, None] * c_row
+        # Block and offset apart: their sum would be taken for a multiple of 16, as both seem to be.
+        row = cache + coming.to(tl.int64)[:, None] * (PAGE * c_row) + (at % PAGE)[:, None] * c_row
         coming = tl.load(blocks + (at + KEYS) // PAGE, mask=at + KEYS < last, other=0)
         real = (at < last)[:, None]
         if PACKED:
