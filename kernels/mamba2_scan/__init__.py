@@ -1,0 +1,1 @@
+"""Implementations of mamba2_scan."""
