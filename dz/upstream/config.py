@@ -97,7 +97,7 @@ def _config(source: Source, raw: dict[str, Any], auto_map: dict[str, Any], *, tr
             f"add --trust-remote-code after reading the code in {source.folder}"
             if has_code
             else "install a transformers that has it"
-        )
+        ) + f"; without its class: dz adapt {source.name} --dry-run --device NAME"
         raise Refused(f"unknown architecture {kind!r}", why, then, code="unknown_architecture")
     try:
         return AutoConfig.from_pretrained(source.folder, trust_remote_code=trust)
