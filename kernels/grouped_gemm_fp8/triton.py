@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd
 from typing import Any
 
 import torch
@@ -28,11 +27,10 @@ TUNE = Tunable(
     "grouped_gemm_fp8/triton",
     {"rows": 128, "columns": 128, "warps": 4, "stages": 3, "per_sm": 2},
     {
-        bucket: [
+        "default": [
             {"rows": r, "columns": c, "warps": w, "stages": s, "per_sm": p}
             for r, c, w, s, p in ((128, 128, 4, 3, 2), (64, 128, 4, 4, 2), (128, 256, 8, 4, 1))
         ]
-        for bucket in ("few", "many")
     },
 )  # two programs an SM: one adds while the other multiplies
 
@@ -74,36 +72,31 @@ def _tile(
 
 @triton.jit
 def _kernel(
-    x, x_half, w, x_scale, w_scale, offsets, out, n_rows, n_columns, depth, experts, s_expert, s_column,
+    x, x_half, w, x_scale, w_scale, offsets, taken, out, n_rows, n_columns, depth, experts, s_expert, s_column,
     ROWS: tl.constexpr, PIECE: tl.constexpr, HALF: tl.constexpr, HALF_PIECE: tl.constexpr, COLS: tl.constexpr,
-    BROAD: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr, SHIFT: tl.constexpr,
+    BROAD: tl.constexpr, DEEP: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(n_columns, COLS * BROAD)
     before, tiles, total = group_tiles(offsets, n_rows, experts, across, ROWS, WIDE)
-    programs = tl.num_programs(0)
-    for turn in range(tl.cdiv(total, programs)):
-        # Whole and half tiles alternate at a period that may divide the grid's; without the shift some programs would
-        # have whole ones only.
-        tile = turn * programs + (tl.program_id(0) + turn * SHIFT) % programs
-        if tile < total:
-            e, row, end, column = find_tile(tile, before, tiles, offsets, n_rows, experts, ROWS, WIDE)
-            column *= COLS * BROAD
-            k_end = depth if e < experts else 0  # rows of no expert: no products, zeros
-            if ROWS == HALF or end - row > HALF:
-                _tile(
-                    x, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert, s_column,
-                    e, PIECE, ROWS // PIECE, COLS, BROAD, DEEP,
-                )  # fmt: skip
-            else:
-                _tile(
-                    x_half, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert,
-                    s_column, e, HALF_PIECE, HALF // HALF_PIECE, COLS, BROAD, DEEP,
-                )  # fmt: skip
-
-
-def _shift(programs: int) -> int:
-    """A turn's shift that no short period of tiles shares with the grid."""
-    return next(n for n in range(1, 211) if gcd(programs + n, 210) == 1)
+    tile = tl.program_id(0)
+    while tile < total:
+        # Tiles are taken as programs come free: whole and half ones alternate at a period that may divide the grid's,
+        # and then a fixed share would be all whole ones for some programs. The next is asked for ahead of the work.
+        following = tl.atomic_add(taken, 1) + tl.num_programs(0)
+        e, row, end, column = find_tile(tile, before, tiles, offsets, n_rows, experts, ROWS, WIDE)
+        column *= COLS * BROAD
+        k_end = depth if e < experts else 0  # rows of no expert: no products, zeros
+        if ROWS == HALF or end - row > HALF:
+            _tile(
+                x, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert, s_column, e,
+                PIECE, ROWS // PIECE, COLS, BROAD, DEEP,
+            )  # fmt: skip
+        else:
+            _tile(
+                x_half, w, x_scale, w_scale, out, row, end, e * n_columns, column, k_end, n_columns, s_expert, s_column,
+                e, HALF_PIECE, HALF // HALF_PIECE, COLS, BROAD, DEEP,
+            )  # fmt: skip
+        tile = following
 
 
 def run(
@@ -115,20 +108,19 @@ def run(
     out = torch.empty(x.shape[0], n, dtype=getattr(torch, dtype), device=x.device)
     if not out.numel():
         return out
-    cfg = TUNE.pick(x.device, "few" if x.shape[0] < 200 * experts else "many")
+    cfg = TUNE.pick(x.device)
     rows, columns, warps = cfg["rows"], min(cfg["columns"], 128), cfg["warps"]
     half = max(rows // 2, 64)  # 64: the least that the tensor cores take in one piece
     piece, half_piece = min(rows, 16 * warps), min(half, 16 * warps)
-    programs = processors(x.device) * cfg["per_sm"]
+    taken = torch.zeros(1, dtype=torch.int32, device=x.device)
     with on(x):
-        _kernel[(programs,)](
+        _kernel[(processors(x.device) * cfg["per_sm"],)](
             TensorDescriptor.from_tensor(x, [piece, DEEP]), TensorDescriptor.from_tensor(x, [half_piece, DEEP]),
             TensorDescriptor.from_tensor(weight.view(experts * n, k), [columns, DEEP]), x_scale.contiguous(),
-            weight_scale, offsets.to(torch.int32).contiguous(), out, x.shape[0], n, k, experts,
+            weight_scale, offsets.to(torch.int32).contiguous(), taken, out, x.shape[0], n, k, experts,
             *weight_scale.stride(),
             ROWS=rows, PIECE=piece, HALF=half, HALF_PIECE=half_piece, COLS=columns, BROAD=cfg["columns"] // columns,
-            DEEP=DEEP, WIDE=power_of_two(experts + 1), SHIFT=_shift(programs), num_warps=warps,
-            num_stages=cfg["stages"],
+            DEEP=DEEP, WIDE=power_of_two(experts + 1), num_warps=warps, num_stages=cfg["stages"],
         )  # fmt: skip
     return out
 

@@ -30,13 +30,13 @@ from dz.ops.grouped_gemm_fp8 import check_offsets
 from dz.ops.mxfp4_unpack import blocks
 
 MOST = 1023  # experts
-NAMES = ("rows", "columns", "warps", "stages", "registers", "per_sm", "split", "arranged", "unroll", "ahead")
+NAMES = ("rows", "columns", "warps", "stages", "registers", "per_sm", "split", "arranged")
 SPACE = {
-    "one": ((16, 64, 4, 4, 96, 5, 4, 0, 1, 2), (16, 64, 4, 2, 128, 3, 2, 0, 4, 0), (16, 64, 4, 4, 96, 5, 4, 0, 1, 0)),
-    "few": ((16, 64, 4, 4, 96, 5, 1, 0, 1, 2), (16, 64, 4, 2, 128, 3, 1, 0, 4, 0), (16, 64, 4, 4, 96, 5, 1, 0, 1, 0)),
-    "some": ((16, 64, 4, 4, 96, 5, 1, 0, 1, 2), (16, 64, 4, 2, 128, 3, 1, 0, 4, 0), (16, 64, 4, 3, 128, 4, 1, 0, 2, 0)),
-    "many": ((32, 128, 4, 4, 168, 3, 1, 0, 1, 2), (32, 128, 4, 4, 168, 3, 1, 0, 1, 0)),
-    "most": ((128, 128, 8, 3, 255, 1, 1, 1, 1, 0), (128, 128, 8, 2, 255, 1, 1, 1, 2, 0)),
+    "one": ((16, 64, 4, 4, 96, 5, 4, 0), (16, 64, 4, 4, 96, 5, 7, 0), (16, 64, 4, 4, 96, 5, 2, 0)),
+    "few": ((16, 64, 4, 4, 96, 5, 1, 0), (16, 64, 4, 4, 96, 5, 2, 0), (16, 128, 4, 4, 255, 2, 1, 0)),
+    "some": ((16, 128, 4, 4, 128, 4, 1, 1), (16, 64, 4, 4, 96, 5, 1, 0), (16, 128, 4, 4, 255, 2, 1, 0)),
+    "many": ((32, 128, 4, 4, 168, 3, 1, 1), (32, 128, 4, 4, 255, 2, 1, 0), (64, 128, 8, 4, 128, 2, 1, 1)),
+    "most": ((128, 128, 8, 3, 255, 1, 1, 1), (128, 64, 4, 3, 255, 2, 1, 1), (64, 128, 8, 4, 128, 2, 1, 1)),
 }
 TUNE = Tunable(
     "grouped_gemm_mxfp4/triton",
@@ -105,63 +105,34 @@ def _activations(rows, ROWS: tl.constexpr):
 
 
 @triton.jit
-def _fetch(row, chunk, due, groups):
-    """Ask for 256 bytes of each row of codes, the chunk of that number, where it is due and all of it is there."""
-    at = (row + chunk * 64).to(tl.int64, bitcast=True)
-    due = due & (chunk * 64 + 64 <= groups * 4)
-    tl.inline_asm_elementwise(
-        "{ .reg .pred p; setp.ne.b32 p, $2, 0; @p cp.async.bulk.prefetch.L2.global [$1], 256; mov.b32 $0, 0; }",
-        "=r,l,r", [at, due.to(tl.int32)], dtype=tl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@triton.jit
 def _products(
-    x_at, w_row, s_at, groups, begin, end, down,
-    ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, UNROLL: tl.constexpr, EVEN: tl.constexpr,
-    ARRANGED: tl.constexpr, AHEAD: tl.constexpr, ASM: tl.constexpr,
+    x_at, w_at, s_at, groups, begin, end, down,
+    ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, EVEN: tl.constexpr, ARRANGED: tl.constexpr,
+    ASM: tl.constexpr,
 ):  # fmt: skip
     """(sums [COLS, ROWS] times 2^-down over the steps of 128 from begin to end, the largest scale byte seen)."""
     sums = tl.zeros([COLS, ROWS], tl.float32)
     largest = tl.zeros([COLS, 4], tl.int32)
-    w_at = w_row[:, None]
-    lane = tl.arange(0, COLS)
-    if AHEAD and ASM:
-        for i in tl.static_range(AHEAD + 1):
-            _fetch(w_row, begin // 4 + i, lane >= 0, groups)
-    for stride in range(begin, end, UNROLL):
-        if AHEAD and ASM:  # a quarter of the rows in turn, each a chunk of four steps
-            _fetch(w_row, (stride + lane % 4) // 4 + AHEAD, (stride + lane) % 4 == 0, groups)
-        # Loads of neighbouring steps go out together: pieces of 64 bytes far apart take twice as long from memory.
-        words = ()
-        exponents = ()
-        rows = ()
-        for i in tl.static_range(UNROLL):
-            step = stride + i
-            w_k = step * 16 + tl.arange(0, 16)[None, :]
-            x_k = step * 128 + tl.arange(0, 128)[None, :]
-            if EVEN:  # four scale bytes of a row are one word
-                words = words + (tl.load(w_at + w_k),)
-                exponents = exponents + (tl.load(s_at + step + tl.arange(0, 1)[None, :]),)
-            else:
-                s_k = step * 4 + tl.arange(0, 4)[None, :]
-                words = words + (tl.load(w_at + w_k, mask=w_k < groups * 4, other=0),)
-                exponents = exponents + (tl.load(s_at + s_k, mask=s_k < groups, other=0).to(tl.int32),)
-            if EVEN or ARRANGED:  # arranged rows are padded
-                rows = rows + (tl.load(x_at + x_k),)
-            else:
-                rows = rows + (tl.load(x_at + x_k, mask=x_k < groups * 32, other=0.0),)
-        for i in tl.static_range(UNROLL):
-            e = exponents[i]
-            if EVEN:
-                e = tl.reshape((e[:, :, None] >> (8 * tl.arange(0, 4)[None, None, :])) & 255, (COLS, 4))
-            largest = tl.maximum(largest, tl.where(e == 255, 0, e))
-            left = _weights(words[i], e, down, COLS, WARPS, ASM)
-            if ARRANGED:
-                right = rows[i]
-            else:
-                right = _activations(rows[i], ROWS)
-            sums = tl.dot(left, right.T, sums)
+    for step in range(begin, end):
+        w_k = step * 16 + tl.arange(0, 16)[None, :]
+        x_k = step * 128 + tl.arange(0, 128)[None, :]
+        if EVEN:  # four scale bytes of a row are one word
+            words = tl.load(w_at + w_k)
+            of_four = tl.load(s_at + step + tl.arange(0, 1)[None, :])
+            exponents = tl.reshape((of_four[:, :, None] >> (8 * tl.arange(0, 4)[None, None, :])) & 255, (COLS, 4))
+        else:
+            s_k = step * 4 + tl.arange(0, 4)[None, :]
+            words = tl.load(w_at + w_k, mask=w_k < groups * 4, other=0)
+            exponents = tl.load(s_at + s_k, mask=s_k < groups, other=0).to(tl.int32)
+        largest = tl.maximum(largest, tl.where(exponents == 255, 0, exponents))
+        left = _weights(words, exponents, down, COLS, WARPS, ASM)
+        if ARRANGED:  # padded too
+            rows = tl.load(x_at + x_k)
+        elif EVEN:
+            rows = _activations(tl.load(x_at + x_k), ROWS)
+        else:
+            rows = _activations(tl.load(x_at + x_k, mask=x_k < groups * 32, other=0.0), ROWS)
+        sums = tl.dot(left, rows.T, sums)
     return sums, tl.max(tl.max(largest, 1), 0)
 
 
@@ -169,7 +140,7 @@ def _products(
 def _kernel(
     x, packed, scales, offsets, out, n_rows, n_columns, groups, experts, x_row,
     ROWS: tl.constexpr, COLS: tl.constexpr, WARPS: tl.constexpr, SPLIT: tl.constexpr, WIDE: tl.constexpr,
-    UNROLL: tl.constexpr, EVEN: tl.constexpr, ARRANGED: tl.constexpr, AHEAD: tl.constexpr, ASM: tl.constexpr,
+    EVEN: tl.constexpr, ARRANGED: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     across = tl.cdiv(n_columns, COLS) * SPLIT
     before, tiles, total = group_tiles(offsets, n_rows, experts, across, ROWS, WIDE)
@@ -179,11 +150,11 @@ def _kernel(
         m = row + tl.arange(0, ROWS)
         # past the end the last row and column once more: nothing of them is stored
         weight_row = tl.cast(e, tl.int64) * n_columns + tl.minimum(n, n_columns - 1)
-        w_row = packed + weight_row * (groups * 4)  # words of eight codes
+        w_at = packed + weight_row[:, None] * (groups * 4)  # words of eight codes
         s_at = scales + weight_row[:, None] * (groups // 4 if EVEN else groups)
         x_at = x + tl.minimum(m, end - 1).to(tl.int64)[:, None] * x_row
         steps = tl.cdiv(groups, 4) if e < experts else 0  # rows of no expert: zeros
-        share = tl.cdiv(tl.cdiv(steps, UNROLL), SPLIT) * UNROLL
+        share = tl.cdiv(steps, SPLIT)
         first = column % SPLIT * share
         last = tl.minimum(first + share, steps)
         # Scale bytes above 128, which hardly any weight has, call for a second pass with all of them brought down:
@@ -193,7 +164,7 @@ def _kernel(
         again = 1
         while again > 0:
             sums, largest = _products(
-                x_at, w_row, s_at, groups, first, last, down, ROWS, COLS, WARPS, UNROLL, EVEN, ARRANGED, AHEAD, ASM
+                x_at, w_at, s_at, groups, first, last, down, ROWS, COLS, WARPS, EVEN, ARRANGED, ASM
             )
             again = tl.where((down == 0) & (largest > 128), 1, 0)
             down = tl.where(again > 0, largest - 128, down)
@@ -230,10 +201,10 @@ def _bucket(rows: int, experts: int) -> str:
     return "one" if rows <= 2 else "few" if rows <= 16 else "some" if each <= 12 else "many" if each <= 40 else "most"
 
 
-def _arranged(x: Tensor, unroll: int) -> Tensor:
+def _arranged(x: Tensor) -> Tensor:
     """[M, K up to whole steps] in the order of the product: with it the product needs no exchange at all, and runs
     beside the unpacking of the weights for the next one."""
-    steps = triton.cdiv(x.shape[1], 128 * unroll) * unroll
+    steps = triton.cdiv(x.shape[1], 128)
     out = torch.empty(x.shape[0], steps * 128, dtype=x.dtype, device=x.device)
     _arrange[(triton.cdiv(x.shape[0], 16), steps)](x, out, *x.shape, *x.stride(), ROWS=16, num_warps=4)
     return out
@@ -248,21 +219,20 @@ def run(x: Tensor, packed: Tensor, scales: Tensor, offsets: Tensor) -> Tensor:
     if not out.numel():
         return out
     cfg = TUNE.pick(x.device, _bucket(x.shape[0], experts))
-    unroll = cfg["unroll"]
-    split = min(cfg["split"], triton.cdiv(groups, 4 * unroll))
+    split = min(cfg["split"], triton.cdiv(groups, 4))
     target = out if split == 1 else torch.empty(split, *out.shape, dtype=torch.float32, device=x.device)
-    even = groups % (4 * unroll) == 0 and exponents.data_ptr() % 4 == 0
+    even = groups % 4 == 0 and exponents.data_ptr() % 4 == 0
     with on(x):
         if cfg["arranged"]:
-            x = _arranged(x, unroll)
+            x = _arranged(x)
         elif x.stride(1) != 1:
             x = x.contiguous()
         _kernel[(processors(x.device) * cfg["per_sm"],)](
             x, codes.view(torch.int32), exponents.view(torch.int32) if even else exponents,
             offsets.to(torch.int32).contiguous(), target, x.shape[0], n, groups, experts, x.stride(0),
             ROWS=cfg["rows"], COLS=cfg["columns"], WARPS=cfg["warps"], SPLIT=split, WIDE=power_of_two(experts + 1),
-            UNROLL=unroll, EVEN=even, ARRANGED=bool(cfg["arranged"]), AHEAD=cfg["ahead"], ASM=x.is_cuda,
-            num_warps=cfg["warps"], num_stages=cfg["stages"], maxnreg=cfg["registers"],
+            EVEN=even, ARRANGED=bool(cfg["arranged"]), ASM=x.is_cuda, num_warps=cfg["warps"],
+            num_stages=cfg["stages"], maxnreg=cfg["registers"],
         )  # fmt: skip
         if split > 1:
             _add[(triton.cdiv(out.numel(), 1024),)](target, out, out.numel(), SPLIT=split, BLOCK=1024, num_warps=4)

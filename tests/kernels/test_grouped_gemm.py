@@ -22,7 +22,6 @@ FEW = {
     "per_sm": 1,
     "split": 1,
     "arranged": 0,
-    "unroll": 1,
 }
 
 
@@ -60,10 +59,9 @@ def test_a_nan_code_makes_nan_of_its_output_column_only():
         ("one_large_scale", {"split": 7}),
         ("one_large_scale", {"columns": 128}),
         ("e3_ragged_n48_k128", {"columns": 128, "warps": 8}),
-        ("one_large_scale", {"rows": 32, "unroll": 2}),
-        ("e5_some_empty_n136_k288", {"arranged": 1, "unroll": 2}),
-        ("rows_of_no_expert", {"arranged": 1, "unroll": 4, "split": 3}),
-        ("one_row_of_eight_experts", {"unroll": 2}),
+        ("one_large_scale", {"rows": 32}),
+        ("e5_some_empty_n136_k288", {"arranged": 1}),
+        ("rows_of_no_expert", {"arranged": 1, "split": 3}),
     ],
     ids=lambda c: c if isinstance(c, str) else "_".join(f"{k}{v}" for k, v in c.items()),
 )
