@@ -26,11 +26,11 @@ FEW = {
 
 
 def mxfp4_case(name: str) -> dict:
-    return next(c.args for c in grouped_gemm_mxfp4.OP.inputs("bfloat16", DEVICE, 0) if c.id == name)
+    return next(c.args for c in grouped_gemm_mxfp4.inputs("bfloat16", DEVICE, 0) if c.id == name)
 
 
 def fp8_case(name: str) -> dict:
-    return next(c.args for c in grouped_gemm_fp8.OP.inputs("bfloat16", DEVICE, 0) if c.id == name)
+    return next(c.args for c in grouped_gemm_fp8.inputs("bfloat16", DEVICE, 0) if c.id == name)
 
 
 def test_scale_byte_255_makes_nan_of_its_output_column_only():
