@@ -1,11 +1,9 @@
 """The delta rule in chunks of 64 tokens by matrix products: what each chunk is by itself, for the walk in delta_scan.
 
-The decay between two tokens is exp(G_i - G_j), G the running sum of log decays; as exp(G_i) exp(-G_j) it overflows.
-A decay bounded at -5 per token (NARROW) is taken through the middle of each half of 32 tokens: at most exp(80), which
-fp32 and bf16 hold; from the first half to the second, through the middle of the second. Any other decay is taken
-through levels b = 1, 2, .. 32, whose factors are all <= 1: pairs (i, j) with i in an odd block of b tokens and j in the
-block before it meet at the border between them, `exp(G_i - G_border) exp(G_border - G_j)`.
-The inverse X of the unit triangle I + A grows by the same levels: X <- X - X A_b X.
+Every decay between two tokens of a chunk is a product of factors <= 1, whatever the gate: at level b = 1, 2, .. 32 the
+pairs (i, j) with i in an odd block of b tokens and j in the block before it meet at the border between them,
+`exp(G_i - G_j) = exp(G_i - G_border) exp(G_border - G_j)`. Where the gate is bounded, pairs within 16 tokens go through
+their middle instead (NARROW). The inverse X of the unit triangle I + A grows by the same levels: X <- X - X A_b X.
 Sums of log decays are products with matrices of 0 and +-1, log decays rounded to fp16 (11 bits).
 """
 
@@ -28,10 +26,9 @@ from dz.kernels.common.delta_steps import scattered
 from dz.kernels.common.launch import on, power_of_two
 from dz.kernels.common.refuse import FLOATS, dtypes, one_device
 
-WIDEST, STEEPEST = 128, -5.0  # exp(16 * 5) is finite in fp32
+WIDEST, STEEPEST = 128, -10.0  # exp(8 * 10) is finite in fp32
 CONFIG = {
-    "part": 32, "chunk_warps": 4, "chunk_registers": 255, "rows": 128, "warps": 8, "stages": 3, "own_rows": 128,
-    "own_warps": 8, "own_stages": 3,
+    "chunk_warps": 4, "rows": 128, "warps": 8, "stages": 3, "own_rows": 128, "own_warps": 8, "own_stages": 3,
 }  # fmt: skip
 
 
@@ -45,17 +42,6 @@ def _sums(select, logs):
 def _under(rows, length, decay):
     """Rows over their length, under a decay, rounded once."""
     return (rows.to(tl.float32) * (length[:, None] * decay)).to(tl.bfloat16)
-
-
-@triton.jit
-def _logs(at, bias, live, c_in, rate, lower, GATED: tl.constexpr, BIAS: tl.constexpr, BOUNDED: tl.constexpr):
-    """Log decays to base 2, zero where nothing is."""
-    x = tl.load(at, mask=live & c_in, other=0.0).to(tl.float32)
-    if GATED:
-        if BIAS:
-            x += tl.load(bias, mask=c_in, other=0.0).to(tl.float32)
-        x = log_decay(x, rate, lower, BOUNDED)
-    return tl.where(live & c_in, tl.maximum(x * 1.4426950408889634, -60000.0), 0.0).to(tl.float16)
 
 
 @triton.jit
@@ -83,80 +69,73 @@ def chunks(
     at_q = q + batch * q_b + head // group * q_h + t * q_t + c
     at_g = g + batch * g_b + head * g_h + t * g_t + c * g_d
     # Key channels come in parts of PART, so that what is held fits the registers. Nothing happens after the end.
-    keys2, asks2 = tl.zeros((64,), tl.float32), tl.zeros((64,), tl.float32)
-    if NORMALIZE:
-        for p in tl.static_range(K // PART):
-            one = tl.load(at_k + p * PART, mask=live & (p * PART + c < dim), other=0.0).to(tl.float32)
-            two = tl.load(at_q + p * PART, mask=live & (p * PART + c < dim), other=0.0).to(tl.float32)
-            keys2, asks2 = keys2 + tl.sum(one * one, 1), asks2 + tl.sum(two * two, 1)
-        keys2, asks2 = tl.rsqrt(keys2 + 1e-6), tl.rsqrt(asks2 + 1e-6) * scale
-    else:
-        keys2, asks2 = keys2 + 1.0, asks2 + scale
+    logs = ()
+    keys2, asks2, own = tl.zeros((64,), tl.float32), tl.zeros((64,), tl.float32), tl.zeros((64,), tl.float32)
+    for p in tl.static_range(K // PART):
+        inside = live & (p * PART + c < dim)
+        x = tl.load(at_g + p * PART * g_d, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            if BIAS:
+                x += tl.load(dt_bias + head * dim + p * PART + c, mask=p * PART + c < dim, other=0.0).to(tl.float32)
+            x = log_decay(x, tl.exp(tl.load(a_log + head).to(tl.float32)), lower, BOUNDED)
+        x = tl.where(inside, tl.maximum(x, -60000.0), 0.0).to(tl.float16)
+        logs = logs + (x,)
+        tl.store(decay + tile * K + p * PART + tl.arange(0, PART), tl.exp(tl.sum(x.to(tl.float32), 0)))
+        key = tl.load(at_k + p * PART, mask=inside, other=0.0).to(tl.float32)
+        ask = tl.load(at_q + p * PART, mask=inside, other=0.0).to(tl.float32)
+        keys2, asks2, own = keys2 + tl.sum(key * key, 1), asks2 + tl.sum(ask * ask, 1), own + tl.sum(ask * key, 1)
     when = tl.cast(first, tl.int64) + tl.arange(0, 64)
     weight = tl.load(beta + batch * b_b + head * b_h + when * b_t, mask=when < last, other=0.0).to(tl.float32)
     if LOGITS:
         weight = tl.where(when < last, tl.sigmoid(weight), 0.0)
-    rate, early = 1.0, i < 32
-    if GATED:
-        rate = tl.exp(tl.load(a_log + head).to(tl.float32))
-    bias = at_g  # not read
-    if BIAS:
-        bias = dt_bias + head * dim + c
-    a, reads = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
-    for p in range(zero, zero + K // PART):  # a loop, not unrolled: two parts at once would not fit the registers
-        c_in = p * PART + c < dim
-        x = _logs(at_g + p * PART * g_d, bias + p * PART, live, c_in, rate, lower, GATED, BIAS, BOUNDED)
-        keys = tl.load(at_k + p * PART, mask=live & c_in, other=0.0)
-        asks = tl.load(at_q + p * PART, mask=live & c_in, other=0.0)
-        at = tile * (64 * K) + i * K + p * PART + c
-        tl.store(k_out + at, _under(keys, keys2, tl.exp2(_sums((j > i).to(tl.float32), x))))
-        d = tl.exp2(_sums((j <= i).to(tl.float32), x))
-        tl.store(q_out + at, _under(asks, asks2, d))
-        tl.store(w + at, _under(keys, keys2, d))
-        tl.store(decay + tile * K + p * PART + c + 0 * i, d, mask=i == 63)
-        if NARROW:  # to and from the middle of a token's half; from the first half also to the middle of the second
-            middle, far = i // 32 * 32 + 15, tl.where(early, (j > i) & (j <= 47), (j > i) & (j <= i // 32 * 32 + 15))
-            ahead = ((j > middle) & (j <= i)).to(tl.float32)
-            d = _sums(ahead - ((j > i) & (j <= middle)).to(tl.float32), x)
-            back = tl.trans(_under(keys, keys2, tl.exp2(-d)))
-            far = tl.trans(_under(keys, keys2, tl.exp2(_sums(far.to(tl.float32) - tl.where(early, 0.0, ahead), x))))
-            d = tl.exp2(d)
-            left, ask = _under(keys, keys2, d), _under(asks, asks2, d)
-            a = tl.dot(tl.where(early, left, 0.0), back, a)
-            reads = tl.dot(tl.where(early, ask, 0.0), back, reads)
-            a = tl.dot(tl.where(early, 0.0, left), far, a)
-            reads = tl.dot(tl.where(early, 0.0, ask), far, reads)
-        else:
-            own = tl.sum(asks.to(tl.float32) * keys.to(tl.float32), 1) * keys2 * asks2
-            reads += tl.where(i == j, own[:, None], 0.0)
-    if NARROW:
-        a, reads = tl.where(j < i, a, 0.0), tl.where(j <= i, reads, 0.0)
-    else:
-        for level in range(zero, zero + 6):
-            block = i >> level
-            odd, begin = block % 2 == 1, block << level
-            select = tl.where(odd, (j >= begin) & (j <= i), (j > i) & (j < begin + (1 << level))).to(tl.float32)
-            pair, read = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
-            for p in tl.static_range(K // PART):
-                c_in, move = p * PART + c < dim, p * PART + level * zero  # loads that depend on the level stay in it
-                border = _logs(at_g + move * g_d, bias + move, live, c_in, rate, lower, GATED, BIAS, BOUNDED)
-                border = tl.exp2(_sums(select, border))
-                key = _under(tl.load(at_k + move, mask=live & c_in, other=0.0), keys2, border)
-                ask = _under(tl.load(at_q + move, mask=live & c_in, other=0.0), asks2, border)
-                pair = tl.dot(key, tl.trans(key), pair)
-                read = tl.dot(ask, tl.trans(key), read)
-            near = odd & ((j >> level) == block - 1)
-            a, reads = tl.where(near, pair, a), tl.where(near, read, reads)
+    long, ask_long = tl.full((64,), 1.0, tl.float32), tl.full((64,), 1.0, tl.float32) * scale
+    if NORMALIZE:
+        long, ask_long = 1.0 / tl.sqrt_rn(keys2 + 1e-6), scale / tl.sqrt_rn(asks2 + 1e-6)
+    reads = tl.where(i == j, (own * long * ask_long)[:, None], 0.0)
+    x = tl.where(i == j, 1.0, 0.0)
+    if NARROW:  # within 16 tokens the decays to and from the middle fit fp32: no levels below it
+        middle = i // 16 * 16 + 7
+        select = ((j > middle) & (j <= i)).to(tl.float32) - ((j > i) & (j <= middle)).to(tl.float32)
+        a, read = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
+        for p in tl.static_range(K // PART):
+            d = _sums(select, logs[p])
+            inside = live & (p * PART + c < dim)
+            keys = tl.load(at_k + p * PART, mask=inside, other=0.0)
+            right = tl.trans(_under(keys, long, tl.exp(-d)))
+            d = tl.exp(d)
+            a = tl.dot(_under(keys, long, d), right, a)
+            read = tl.dot(_under(tl.load(at_q + p * PART, mask=inside, other=0.0), ask_long, d), right, read)
+        near = (i // 16 == j // 16) & (j < i)
+        a = tl.where(near, a, 0.0) * weight[:, None]
+        reads = tl.where(near, read, reads)
+        for level in range(zero, zero + 4):
+            x = _grow(x, tl.where(((i >> level) % 2 == 1) & ((i >> level) - 1 == (j >> level)), a, 0.0))
+    for level in range(zero + (4 if NARROW else 0), zero + 6):  # not unrolled: two levels at once would not fit
+        block = i >> level
+        odd, begin = block % 2 == 1, block << level
+        select = tl.where(odd, (j >= begin) & (j <= i), (j > i) & (j < begin + (1 << level))).to(tl.float32)
+        a, read = tl.zeros((64, 64), tl.float32), tl.zeros((64, 64), tl.float32)
+        for p in tl.static_range(K // PART):
+            far = tl.exp(_sums(select, logs[p]))
+            inside = live & (p * PART + c < dim)
+            left = _under(tl.load(at_k + p * PART + level * zero, mask=inside, other=0.0), long, far)
+            right = tl.trans(left)
+            a = tl.dot(left, right, a)
+            asks = tl.load(at_q + p * PART + level * zero, mask=inside, other=0.0)
+            read = tl.dot(_under(asks, ask_long, far), right, read)
+        near = odd & ((j >> level) == block - 1)
+        reads = tl.where(near, read, reads)
+        x = _grow(x, tl.where(near, a, 0.0) * weight[:, None])
     tl.store(inner + tile * 4096 + i * 64 + j, reads.to(tl.bfloat16))
-    a *= weight[:, None]
-    x = tl.where(i == j, 1.0, 0.0) - tl.where(i // 2 == j // 2, a, 0.0)
-    for level in range(zero + 1, zero + 6):
-        x = _grow(x, tl.where(((i >> level) % 2 == 1) & ((i >> level) - 1 == (j >> level)), a, 0.0))
-    tl.debug_barrier()  # the keys of w, stored above, are read back
     x = (x * weight[None, :]).to(tl.bfloat16)
     for p in tl.static_range(K // PART):
+        inside = live & (p * PART + c < dim)
         at = tile * (64 * K) + i * K + p * PART + c
-        tl.store(w + at, tl.dot(x, tl.load(w + at)).to(tl.bfloat16))
+        keys = tl.load(at_k + p * PART, mask=inside, other=0.0)
+        tl.store(k_out + at, _under(keys, long, tl.exp(_sums((j > i).to(tl.float32), logs[p]))))
+        d = tl.exp(_sums((j <= i).to(tl.float32), logs[p]))
+        tl.store(q_out + at, _under(tl.load(at_q + p * PART, mask=inside, other=0.0), ask_long, d))
+        tl.store(w + at, tl.dot(x, _under(keys, long, d)).to(tl.bfloat16))
     value = tl.load(v + batch * v_b + head * v_h + t * v_t + e[None, :], mask=live & (e[None, :] < dim_v), other=0.0)
     made = tl.dot(tl.trans(value.to(tl.bfloat16)), tl.trans(x))
     tl.store(u + tile * (64 * V) + e[:, None] * 64 + j, made.to(tl.bfloat16))
@@ -206,13 +185,12 @@ def prompt(
                     tiles.decay, lengths.sequences, tokens, heads, heads // k.shape[2], dim, dim_v,
                     dim**-0.5 if scale is None else scale, lower_bound or 0.0, 0,
                     *q.stride()[:3], *k.stride()[:3], *v.stride()[:3], *g.stride(),
-                    *beta.stride(), K=K, V=V, PART=min(K, cfg["part"]), GATED=a_log is not None,
+                    *beta.stride(), K=K, V=V, PART=min(K, 64), GATED=a_log is not None,
                     BIAS=a_log is not None and dt_bias is not None,
                     BOUNDED=lower_bound is not None,
                     NARROW=a_log is not None and lower_bound is not None and STEEPEST <= lower_bound <= 0,
                     LOGITS=beta_logits, NORMALIZE=normalize, PACKED=cu_seqlens is not None,
                     MANY=power_of_two(lengths.sequences + 1), num_warps=cfg["chunk_warps"], num_stages=1,
-                    maxnreg=cfg["chunk_registers"],
                 )  # fmt: skip
         scan(tiles, lengths, state, out, new, dim, cfg)
     return out, new

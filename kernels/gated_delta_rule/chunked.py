@@ -49,6 +49,6 @@ KERNEL = Kernel(
     technique="chunked",
     summary="chunks of 64 by matrix products; long sequences are split over the device",
     run=run,
-    requires=Requires(device=("cuda",), arch=(80, None), dtypes=("bfloat16",), phases=("prefill",)),
+    requires=Requires(device=("cuda",), arch=(90, 103), dtypes=("bfloat16",), phases=("prefill",)),
     supports=supports,
 )

@@ -1,7 +1,4 @@
-"""From the projections to the gated output in two launches: conv, gate and state by blocks of value columns; norm.
-
-A whole state of 128 x 128 in one program fills the registers of few programs, and memory waits; in blocks of columns
-many programs are in flight, which costs the convolution of q and k once per block and a second launch for the norm."""
+"""One launch from the projections to the gated output, one program for each sequence and head."""
 
 # A launch takes more than the function does:
 # pyright: reportCallIssue=false, reportArgumentType=false
@@ -23,19 +20,14 @@ from dz.kernels.common.refuse import FLOATS, dtypes, one_device, same_dtype, sup
 from dz.kernels.common.tuned import Tunable
 
 WIDEST = 128
-TUNE = Tunable(
-    "kda_decode/fused",
-    {"columns": 32, "warps": 2},
-    {"default": [{"columns": c, "warps": w} for c, w in ((16, 1), (32, 1), (32, 2), (64, 2), (64, 4))]},
-)
+TUNE = Tunable("kda_decode/fused", {"warps": 4}, {"default": [{"warps": w} for w in (4, 8, 16)]})
 
 
 @triton.jit
-def _conv(x, weight, past, new_past, first, at, inside, x_c, w_c, w_w, p_c, p_l, n_c, n_l, kept,
+def _conv(x, weight, past, new_past, first, at, inside, x_c, w_c, w_w, p_c, p_l, n_c, n_l,
           W: tl.constexpr, L: tl.constexpr):  # fmt: skip
-    """SiLU of the convolution at channels first + at, whose new last inputs are stored where at < kept."""
+    """SiLU of the convolution at channels first + at, whose new last inputs are stored."""
     channel = first + at
-    mine = inside & (at < kept)
     now = tl.load(x + channel * x_c, mask=inside, other=0.0).to(tl.float32)
     y = now * tl.load(weight + channel * w_c + (W - 1) * w_w, mask=inside, other=0.0).to(tl.float32)
     for i in tl.static_range(L):
@@ -44,21 +36,21 @@ def _conv(x, weight, past, new_past, first, at, inside, x_c, w_c, w_w, p_c, p_l,
             tap = tl.load(weight + channel * w_c + (i + W - 1 - L) * w_w, mask=inside, other=0.0)
             y += held.to(tl.float32) * tap.to(tl.float32)
         if i > 0:
-            tl.store(new_past + channel * n_c + (i - 1) * n_l, held, mask=mine)
-    tl.store(new_past + channel * n_c + (L - 1) * n_l, now.to(new_past.dtype.element_ty), mask=mine)
+            tl.store(new_past + channel * n_c + (i - 1) * n_l, held, mask=inside)
+    tl.store(new_past + channel * n_c + (L - 1) * n_l, now.to(new_past.dtype.element_ty), mask=inside)
     return y * tl.sigmoid(y)
 
 
 @triton.jit
-def _step(
-    x, weight, past, g, beta, a_log, dt_bias, state, raw, new_past, new, heads, dim, dim_v, scale, lower, blocks,
-    x_b, x_c, w_c, w_w, p_b, p_c, p_l, n_b, n_c, n_l, g_b, g_h, g_d, b_b, b_h, s_b, s_h, s_k, s_v, m_b, m_h, m_k, m_v,
+def _kernel(
+    x, weight, past, g, beta, a_log, dt_bias, state, gate, norm, out, new_past, new, heads, dim, dim_v, scale, lower,
+    eps, x_b, x_c, w_c, w_w, p_b, p_c, p_l, n_b, n_c, n_l, g_b, g_h, g_d, b_b, b_h, s_b, s_h, s_k, s_v, m_b, m_h, m_k,
+    m_v, z_b, z_h, z_d, norm_d,
     K: tl.constexpr, V: tl.constexpr, W: tl.constexpr, L: tl.constexpr, BIAS: tl.constexpr, BOUNDED: tl.constexpr,
 ):  # fmt: skip
-    block = tl.program_id(0) % blocks
-    head = tl.program_id(0) // blocks % heads
-    row = tl.cast(tl.program_id(0) // blocks // heads, tl.int64)
-    channel, column = tl.arange(0, K), block * V + tl.arange(0, V)
+    head = tl.program_id(0) % heads
+    row = tl.cast(tl.program_id(0) // heads, tl.int64)
+    channel, column = tl.arange(0, K), tl.arange(0, V)
     k_in, v_in = channel < dim, column < dim_v
     inside = k_in[:, None] & v_in[None, :]
     at = row * s_b + head * s_h + channel[:, None] * s_k + column[None, :] * s_v
@@ -69,31 +61,19 @@ def _step(
     decay = log_decay(decay, tl.exp(tl.load(a_log + head).to(tl.float32)), lower, BOUNDED)
     w = tl.sigmoid(tl.load(beta + row * b_b + head * b_h).to(tl.float32))
     x, past, new_past = x + row * x_b, past + row * p_b, new_past + row * n_b
-    kept = tl.where(block == 0, dim, 0)
-    q = _conv(x, weight, past, new_past, head * dim, channel, k_in, x_c, w_c, w_w, p_c, p_l, n_c, n_l, kept, W, L)
-    k = _conv(x, weight, past, new_past, (heads + head) * dim, channel, k_in, x_c, w_c, w_w, p_c, p_l, n_c, n_l, kept,
-              W, L)  # fmt: skip
+    q = _conv(x, weight, past, new_past, head * dim, channel, k_in, x_c, w_c, w_w, p_c, p_l, n_c, n_l, W, L)
+    k = _conv(x, weight, past, new_past, (heads + head) * dim, channel, k_in, x_c, w_c, w_w, p_c, p_l, n_c, n_l, W, L)
     v = _conv(x, weight, past, new_past, 2 * heads * dim + head * dim_v, column, v_in, x_c, w_c, w_w, p_c, p_l, n_c,
-              n_l, dim_v, W, L)  # fmt: skip
+              n_l, W, L)  # fmt: skip
     q *= unit_scale(q, 0) * scale
     k *= unit_scale(k, 0)
     s, o = delta_step(s * tl.exp(decay)[:, None], q, k, v, w)
     at = row * m_b + head * m_h + channel[:, None] * m_k + column[None, :] * m_v
     tl.store(new + at, s, mask=inside)
-    tl.store(raw + (row * heads + head) * dim_v + column, o, mask=v_in)
-
-
-@triton.jit
-def _finish(raw, gate, norm, out, heads, dim_v, eps, z_b, z_h, z_d, norm_d, V: tl.constexpr):
-    at = tl.cast(tl.program_id(0), tl.int64)
-    column = tl.arange(0, V)
-    inside = column < dim_v
-    o = tl.load(raw + at * dim_v + column, mask=inside, other=0.0)
-    place = gate + at // heads * z_b + at % heads * z_h + column * z_d
-    o *= 1.0 / tl.sqrt_rn(tl.sum(o * o, 0) / dim_v + eps)
-    o *= tl.load(norm + column * norm_d, mask=inside, other=0.0).to(tl.float32)
-    o *= tl.sigmoid(tl.load(place, mask=inside, other=0.0).to(tl.float32))
-    tl.store(out + at * dim_v + column, o.to(out.dtype.element_ty), mask=inside)
+    o *= 1.0 / tl.sqrt_rn(tl.sum(tl.where(v_in, o * o, 0.0), 0) / dim_v + eps)
+    o *= tl.load(norm + column * norm_d, mask=v_in, other=0.0).to(tl.float32)
+    o *= tl.sigmoid(tl.load(gate + row * z_b + head * z_h + column * z_d, mask=v_in, other=0.0).to(tl.float32))
+    tl.store(out + (row * heads + head) * dim_v + column, o.to(out.dtype.element_ty), mask=v_in)
 
 
 def run(
@@ -117,20 +97,15 @@ def run(
     out = torch.empty((batch, heads, dim_v), dtype=x.dtype, device=x.device)
     new_conv, new = torch.empty_like(conv_state), torch.empty_like(state)
     if out.numel():
-        cfg, raw = TUNE.pick(x.device), torch.empty(out.shape, dtype=torch.float32, device=x.device)
-        columns = min(cfg["columns"], power_of_two(dim_v, 16))
-        blocks = triton.cdiv(dim_v, columns)
         with on(x):
-            _step[(batch * heads * blocks,)](
-                x, conv_weight, conv_state, g, beta, a_log, dt_bias, state, raw, new_conv, new,
-                heads, dim, dim_v, dim**-0.5, lower_bound or 0.0, blocks, *x.stride(), *conv_weight.stride(),
+            _kernel[(batch * heads,)](
+                x, conv_weight, conv_state, g, beta, a_log, dt_bias, state, gate, norm_weight, out, new_conv, new,
+                heads, dim, dim_v, dim**-0.5, lower_bound or 0.0, eps, *x.stride(), *conv_weight.stride(),
                 *conv_state.stride(), *new_conv.stride(), *g.stride(), *beta.stride(), *state.stride(), *new.stride(),
-                K=power_of_two(dim, 16), V=columns, W=conv_weight.shape[-1], L=conv_state.shape[-1],
-                BIAS=dt_bias is not None, BOUNDED=lower_bound is not None, num_warps=cfg["warps"],
-            )  # fmt: skip
-            _finish[(batch * heads,)](
-                raw, gate, norm_weight, out, heads, dim_v, eps, *gate.stride(), norm_weight.stride(0),
-                V=power_of_two(dim_v, 16), num_warps=1,
+                *gate.stride(), norm_weight.stride(0),
+                K=power_of_two(dim, 16), V=power_of_two(dim_v, 16), W=conv_weight.shape[-1], L=conv_state.shape[-1],
+                BIAS=dt_bias is not None, BOUNDED=lower_bound is not None,
+                num_warps=TUNE.pick(x.device)["warps"],
             )  # fmt: skip
     return out, new_conv, new
 
@@ -154,7 +129,7 @@ def supports(args: Mapping[str, Any]) -> Support:
 KERNEL = Kernel(
     op="kda_decode",
     technique="fused",
-    summary="conv, gate, l2 norm and delta rule in one launch, the output norm in a second",
+    summary="conv, gate, norms and the delta rule in one launch, the state in registers",
     run=run,
     requires=Requires(device=("cuda", "rocm"), arch=(70, None), dtypes=FLOATS, phases=("decode",)),
     supports=supports,
