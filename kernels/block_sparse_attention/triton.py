@@ -14,7 +14,6 @@ them. The order within a list is not fixed, but no result depends on it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -71,21 +70,18 @@ def _rank(
 
 @triton.jit
 def _turn(
-    blocks, positions, ranks, ends, counts, lists, limits, n_rows, n_keys, n_blocks, kv_heads, n,
-    N: tl.constexpr, ROWS: tl.constexpr, SIZE: tl.constexpr,
+    blocks, ranks, ends, counts, lists, n_rows, n_blocks, kv_heads, n,
+    N: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """lists: for each block, the entries (row * n + j) that chose it; limits: the last of its keys each may see."""
+    """lists: for each block, the entries (row * n + j) that chose it."""
     r = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     j = tl.arange(0, N)[None, :]
     at = r[:, None] * n + j
     rank = tl.load(ranks + at, mask=(r < n_rows)[:, None] & (j < n), other=-1)
     listed = rank >= 0
-    block = tl.load(blocks + at, mask=listed, other=0)
-    position = tl.minimum(tl.load(positions + r // kv_heads, mask=r < n_rows, other=0), n_keys - 1)[:, None]
-    bin = (r % kv_heads)[:, None] * n_blocks + block
+    bin = (r % kv_heads)[:, None] * n_blocks + tl.load(blocks + at, mask=listed, other=0)
     start = tl.load(ends + bin, mask=listed, other=0) - tl.load(counts + bin, mask=listed, other=0)
     tl.store(lists + start + rank, at, mask=listed)
-    tl.store(limits + start + rank, tl.minimum(position - block * SIZE, SIZE - 1), mask=listed)
 
 
 @triton.jit
@@ -102,7 +98,7 @@ def _itemise(counts, item_ends, items, n_bins, ITEM: tl.constexpr, WIDE: tl.cons
 
 @triton.jit
 def _attend(
-    q, k, v, items, counts, ends, lists, limits, partial, lse, n_keys, n_blocks, kv_heads, n, scale,
+    q, k, v, positions, items, counts, ends, lists, partial, lse, n_keys, n_blocks, kv_heads, n, scale,
     q_row, q_head, k_row, k_head, v_row, v_head,
     GROUP: tl.constexpr, D: tl.constexpr, SIZE: tl.constexpr, ROWS: tl.constexpr, ITEM: tl.constexpr,
     PRECISE: tl.constexpr,
@@ -111,11 +107,10 @@ def _attend(
     if bin >= 0:
         begin = tl.load(items + tl.program_id(0) * 2 + 1)
         count = tl.load(counts + bin)
-        start = tl.load(ends + bin) - count
+        entries = lists + tl.load(ends + bin) - count
         head = bin // n_blocks
         block = bin % n_blocks
         d = tl.arange(0, D)
-        column = tl.arange(0, SIZE)
         key = block * SIZE + tl.arange(0, SIZE)
         real = (key < n_keys)[:, None]
         keys = tl.load(k + key.to(tl.int64)[:, None] * k_row + head * k_head + d[None, :], mask=real, other=0.0)
@@ -125,19 +120,19 @@ def _attend(
         for at in range(begin, tl.minimum(begin + ITEM, count), ROWS // GROUP):
             here = at + r // GROUP
             mine = here < count
-            entry = tl.load(lists + start + here, mask=mine, other=0)
-            limit = tl.load(limits + start + here, mask=mine, other=-1)
+            entry = tl.load(entries + here, mask=mine, other=0)
             query = entry // (kv_heads * n)
             h = r % GROUP
             rows = tl.load(
                 q + query.to(tl.int64)[:, None] * q_row + (head * GROUP + h)[:, None] * q_head + d[None, :],
                 mask=mine[:, None], other=0.0,
             )  # fmt: skip
+            position = tl.minimum(tl.load(positions + query, mask=mine, other=0), n_keys - 1)
             if PRECISE:
                 s = tl.dot(rows, keys, input_precision="ieee") * scale
             else:
                 s = tl.dot(rows, keys) * scale
-            s = tl.where(column[None, :] <= limit[:, None], s, float("-inf"))
+            s = tl.where(key[None, :] <= position[:, None], s, float("-inf"))
             best = tl.maximum(tl.max(s, 1), -1e38)  # rows past the end of the list see nothing
             p = tl.exp2(s - best[:, None])
             total = tl.sum(p, 1)
@@ -193,65 +188,33 @@ def run(
     return out
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Turned:
-    """Lists of entries by block: `ends` [2, bins] of lists and of items, `counts` [bins], `items` [most, 2], `lists`
-    and `limits` [entries], `ranks` [rows, n]."""
-
-    ends: Tensor
-    counts: Tensor
-    items: Tensor
-    lists: Tensor
-    limits: Tensor
-    ranks: Tensor
-
-
-def turn(blocks: Tensor, positions: Tensor, keys: int, size: int, item: int) -> Turned:
-    """The blocks of each query turned round into the queries of each block, in items of up to `item` entries."""
-    n_rows, n, kv_heads, count = blocks.shape[0] * blocks.shape[1], blocks.shape[2], blocks.shape[1], -(-keys // size)
-    bins, most = kv_heads * count, triton.cdiv(n_rows * n, item) + kv_heads * count
-    meta = {"dtype": torch.int32, "device": blocks.device}
-    counts, ranks = torch.zeros(bins, **meta), torch.empty(n_rows, n, **meta)
-    lists, limits = torch.empty(n_rows * n, **meta), torch.empty(n_rows * n, **meta)
-    wide, tile = power_of_two(n), 32
-    grid = (triton.cdiv(n_rows, tile),)
-    _rank[grid](blocks, positions, counts, ranks, n_rows, count, kv_heads, n, N=wide, ROWS=tile, SIZE=size, num_warps=4)
-    ends = torch.cumsum(torch.stack((counts, (counts + item - 1) // item)), 1, dtype=torch.int32)
-    items = torch.full((most, 2), -1, **meta)
-    _turn[grid](
-        blocks, positions, ranks, ends[0], counts, lists, limits, n_rows, keys, count, kv_heads, n,
-        N=wide, ROWS=tile, SIZE=size, num_warps=4,
-    )  # fmt: skip
-    _itemise[(bins,)](counts, ends[1], items, bins, ITEM=item, WIDE=32, num_warps=1)
-    return Turned(ends=ends, counts=counts, items=items, lists=lists, limits=limits, ranks=ranks)
-
-
-def merge(partial: Tensor, lse: Tensor, ranks: Tensor, out: Tensor, kv_heads: int, *, warps: int) -> None:
-    """out [T, H, D] of partial results [entries, group, D] and their log-sum-exps."""
-    (_, group, dim), (n_rows, n) = partial.shape, ranks.shape
-    _merge[(n_rows,)](
-        partial, lse, ranks, out, kv_heads, n, N=power_of_two(n), GROUP=group, D=dim, num_warps=warps
-    )  # fmt: skip
-
-
 def _chunk(
     q: Tensor, k: Tensor, v: Tensor, blocks: Tensor, positions: Tensor, out: Tensor, scale: float, size: int
 ) -> None:
     cfg = TUNE.pick(q.device)
     (queries, heads, dim), (keys, kv_heads, _), n = q.shape, k.shape, blocks.shape[-1]
-    group, entries = heads // kv_heads, queries * kv_heads * n
+    group, count, n_rows = heads // kv_heads, triton.cdiv(keys, size), queries * kv_heads
     rows = max(16, group, min(cfg["rows"], power_of_two(queries * group)))
     item = max(cfg["item"], rows // group)
-    t = turn(blocks, positions, keys, size, item)
-    partial = torch.empty(entries, group, dim, dtype=q.dtype, device=q.device)
-    lse = torch.empty(entries, group, dtype=torch.float32, device=q.device)
-    _attend[(t.items.shape[0],)](
-        q, k, v, t.items, t.counts, t.ends[0], t.lists, t.limits, partial, lse, keys, triton.cdiv(keys, size),
-        kv_heads, n, scale, q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
+    bins, most = kv_heads * count, triton.cdiv(n_rows * n, item) + kv_heads * count
+    meta = {"dtype": torch.int32, "device": q.device}
+    counts, ranks, lists = torch.zeros(bins, **meta), torch.empty(n_rows, n, **meta), torch.empty(n_rows * n, **meta)
+    partial = torch.empty(n_rows * n, group, dim, dtype=q.dtype, device=q.device)
+    lse = torch.empty(n_rows * n, group, dtype=torch.float32, device=q.device)
+    wide, tile = power_of_two(n), 32
+    grid = (triton.cdiv(n_rows, tile),)
+    _rank[grid](blocks, positions, counts, ranks, n_rows, count, kv_heads, n, N=wide, ROWS=tile, SIZE=size, num_warps=4)
+    ends = torch.cumsum(torch.stack((counts, (counts + item - 1) // item)), 1, dtype=torch.int32)
+    items = torch.full((most, 2), -1, **meta)
+    _turn[grid](blocks, ranks, ends[0], counts, lists, n_rows, count, kv_heads, n, N=wide, ROWS=tile, num_warps=4)
+    _itemise[(bins,)](counts, ends[1], items, bins, ITEM=item, WIDE=32, num_warps=1)
+    _attend[(most,)](
+        q, k, v, positions, items, counts, ends[0], lists, partial, lse, keys, count, kv_heads, n, scale,
+        q.stride(0), q.stride(1), k.stride(0), k.stride(1), v.stride(0), v.stride(1),
         GROUP=group, D=dim, SIZE=size, ROWS=rows, ITEM=item, PRECISE=q.dtype == torch.float32,
         num_warps=cfg["warps"], num_stages=cfg["stages"],
     )  # fmt: skip
-    merge(partial, lse, t.ranks, out, kv_heads, warps=cfg["merge_warps"])
+    _merge[(n_rows,)](partial, lse, ranks, out, kv_heads, n, N=wide, GROUP=group, D=dim, num_warps=cfg["merge_warps"])
 
 
 def supports(args: Mapping[str, Any]) -> Support:

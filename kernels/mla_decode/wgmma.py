@@ -19,7 +19,7 @@ from dz.ops.latent_fp8 import width
 TUNE = Tunable(
     "mla_decode/wgmma",
     {"registers": 40, "packed_registers": 104},
-    {"default": [{"registers": r, "packed_registers": p} for r, p in ((32, 96), (40, 104), (48, 112), (56, 120))]},
+    {"default": [{"registers": r, "packed_registers": p} for r, p in ((32, 96), (40, 104), (40, 112), (40, 120))]},
 )
 
 

@@ -33,7 +33,7 @@ from dz.kernels.paged_attention._support import supports as shared
 
 TUNE = Tunable(
     "paged_attention/wgmma",
-    {"keys": 128, "registers": 56},
+    {"keys": 128, "registers": 72},
     {"default": [{"keys": k, "registers": r} for k, r in ((128, 56), (128, 72), (64, 40), (64, 56))]},
 )
 ROWS = 64  # queries of a group of warps
