@@ -46,7 +46,7 @@ class Golden:
     ) -> None:
         self._lock, self._folder, self._trust, self._plugins = lock, folder, trust, plugins
         self._log, self._progress = log, progress
-        self._base = stamp(lock, trust)
+        self._base = stamp(lock, trust, plugins)
         self._sessions: dict[str, Session] = {}
         self._facts: Facts | None = None
 
@@ -132,18 +132,15 @@ class Golden:
         return msgspec.json.decode(path.read_bytes(), type=Answer) if path.is_file() else None
 
 
-def stamp(lock: Lock, trust: bool) -> str:
+def stamp(lock: Lock, trust: bool, plugins: Sequence[str]) -> str:
     """A digest of everything that upstream's answers depend on beside the question: the files, the versions of what
     runs them, and the code that asks."""
     versions = {name: _version(name) for name in ("torch", "transformers", "tokenizers", "pillow")}
     source = lock.source
-    here = Path(reference.__file__)
-    code = [_digest(here.with_name(name).read_bytes()) for name in (here.name, "answers.py")]
-    return _digest(
-        msgspec.json.encode(
-            [source.rev8, source.code_hash, source.commit, lock.stamps, versions, trust, code], order="sorted"
-        )
-    )
+    here = Path(reference.__file__).parent
+    code = [_digest(p.read_bytes()) for p in sorted(here.rglob("*.py"))]
+    files = [source.rev8, source.code_hash, source.commit, lock.stamps]
+    return _digest(msgspec.json.encode([*files, versions, trust, code, sorted(plugins)], order="sorted"))
 
 
 def _version(name: str) -> str:

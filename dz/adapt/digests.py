@@ -21,7 +21,8 @@ from dz.core.source import Source
 from dz.shipped import outside
 
 _PACKAGE = Path(dz.__file__).resolve().parent
-_DECIDES = ("core", "ops", "inspect", "verify", "adapt", "upstream")  # folders whose code shapes a plan
+# folders whose code shapes a plan
+_DECIDES = ("core", "ops", "weights", "backends", "inspect", "swap", "verify", "adapt", "upstream")
 
 
 def digest(data: bytes | str) -> str:
@@ -35,8 +36,8 @@ def of_value(value: Any) -> str:
 
 
 def of_files(paths: Iterable[Path]) -> str:
-    """A digest over files by name and content."""
-    return digest("".join(f"{p.name}:{digest(p.read_bytes())}\n" for p in sorted(paths)))
+    """A digest over files by folder, name and content."""
+    return digest("".join(f"{p.parent.name}/{p.name}:{digest(p.read_bytes())}\n" for p in sorted(paths)))
 
 
 def of_inventory(inventory: Inventory) -> str:
@@ -106,6 +107,9 @@ def _version(name: str) -> str:
 
 
 def _kernel(registry: Registry, key: str) -> str:
-    """The digest of the kernel's folder: its own file and what it may share with its neighbours."""
+    """The digest of the kernel's folder (its file, its neighbours', what was tuned) and of what all kernels share."""
     file = getattr(sys.modules.get(registry.kernels[key].run.__module__), "__file__", None)
-    return digest(Path(file).read_bytes()) if file else "no file"
+    if not file:
+        return "no file"
+    own = Path(file).parent
+    return of_files(p for f in (own, own.parent / "common") for kind in ("*.py", "*.json") for p in f.glob(kind))

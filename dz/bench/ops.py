@@ -86,7 +86,10 @@ def bench_ops(
     for name in names:
         registry.op(name)
         if name not in known:
-            raise UsageError(f"the op '{name}' has no bench", f"benches: {', '.join(known)}", "dz bench ops --list")
+            raise UsageError(f"the op '{name}' has no bench", f"benches: {', '.join(known)}", "dz ops ls")
+    named = sorted({s.get("name", "") for n in names or known for _, s in shapes(n)})
+    if only and not tiny and not any(only in name for name in named):
+        raise UsageError(f"no shape's name contains '{only}'", f"shapes: {', '.join(named)}", "leave --only out")
     progress = progress or Silent()
     target = torch.device("cuda" if here.kind == "rocm" else here.kind)
     best = ceilings(target, small=tiny or here.kind == "cpu")

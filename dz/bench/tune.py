@@ -73,6 +73,14 @@ def _trial(base: dict[str, Any], op: Any, work: Any, kernel: Any, args: dict[str
 def keep(trials: list[Trial], device_name: str, choose: dict[str, str]) -> Path:
     """Write, for each bucket, the fastest configuration on the shape that `choose` names for it into the op's
     tuned.json; other devices and buckets stay as they are."""
+    named = {(t.bucket, t.shape) for t in trials}
+    if not trials:
+        raise UsageError("nothing to keep", "no shape was tried", "dz bench ops", code="usage")
+    for pair in choose.items():
+        if pair not in named:
+            known = ", ".join(sorted(f"{b}={s}" for b, s in named)) or "none: no shape was tried"
+            what, then = f"nothing to keep as {'='.join(pair)}", "dz bench tune KERNEL --keep BUCKET=SHAPE"
+            raise UsageError(what, f"tried were {known}", then, code="usage")
     op, _, technique = trials[0].kernel.partition("/")
     path = folder("kernels") / op / "tuned.json"
     table = jsonio.read(path) if path.is_file() else {}

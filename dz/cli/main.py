@@ -13,7 +13,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import Any
 
 import typer
@@ -86,8 +85,7 @@ def build(argv: Sequence[str] = ()) -> typer.Typer:
     _root(app)
     wanted = [file for file, names in COMMANDS.items() if argv and argv[0] in names]
     for file in wanted or COMMANDS:
-        if find_spec(f"dz.cli.{file}") is not None:
-            importlib.import_module(f"dz.cli.{file}").register(app)
+        importlib.import_module(f"dz.cli.{file}").register(app)
     common.dress(app)
     return app
 

@@ -231,7 +231,7 @@ def _bind(model: Any, plan: Plan, phase: Callable[[], str]) -> AbstractContextMa
     from dz.core.registry import Registry
     from dz.swap import bind
 
-    return bind(model, plan, Registry.discover(), phase)
+    return bind(model, plan, Registry.discover(), phase, tell=_tell)
 
 
 def _tell(text: str) -> None:

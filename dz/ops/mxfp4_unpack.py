@@ -65,8 +65,7 @@ def reference(packed: torch.Tensor, scales: torch.Tensor, *, dtype: str = "bfloa
     """Values [..., K] in `dtype`: `e2m1[code] * 2^(scale - 127)`, exact in float32, bfloat16 and float64.
 
     packed [..., K/32, 16] or [..., K/2], scales [..., K/32]; the low nibble is the even element. Products of 2^128 and
-    more (scale bytes 253 and 254 only) become infinite. A scale byte of 255 makes its 32 values NaN: this function
-    never looks for one; a checkpoint that holds one is refused when it is read (dz.weights.mxfp4.check_scales).
+    more (scale bytes 253 and 254 only) become infinite. A scale byte of 255 makes its 32 values NaN.
     float16 is refused: it holds only 37 of the 255 exponents."""
     if dtype not in OUTPUTS:
         raise UsageError(

@@ -54,11 +54,14 @@ UNSUPPORTED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "top_a": (_is(0, 0.0), "it is not supported"),
     "typical_p": (_is(1, 1.0), "it is not supported"),
     "dimensions": (_nothing, "it is not supported"),
+    "verbosity": (_nothing, "the model's chat template decides"),
+    "detokenize": (_is(True), "text is always decoded; ask for token ids beside it with return_token_ids"),
+    "spaces_between_special_tokens": (_is(True), "the tokenizer decides"),
 }
 # known, and without meaning here: who asks, and hints to caches and routers
 HARMLESS = frozenset(
     {"user", "metadata", "request_id", "session_id", "cache_salt", "parallel_tool_calls", "safety_identifier"}
-    | {"prompt_cache_key", "prompt_cache_retention", "verbosity", "detokenize", "spaces_between_special_tokens"}
+    | {"prompt_cache_key", "prompt_cache_retention"}
 )
 
 
@@ -70,7 +73,7 @@ def check(body: Body, *, prefix: str = "") -> None:
             if value is not None and not asks_nothing(value):
                 raise bad(f"{prefix}{name}: {why}", prefix + name)
         elif name not in HARMLESS:
-            log.info("a request has the unknown field %r; it has no effect", (prefix + name)[:100])
+            log.warning("a request has the unknown field %r; it has no effect", (prefix + name)[:100])
 
 
 def validation(errors: list[Any]) -> ApiError:

@@ -33,7 +33,10 @@ class Applied(AbstractContextManager["Applied"]):
     """A plan in force, within the context only. `calls` counts `site|op/technique|phase`; calls that the binding or the
     kernel does not cover run upstream's code and count as `site|upstream|phase`, with the reason in `declined`."""
 
-    def __init__(self, model: nn.Module, plan: Plan, registry: Registry, phase: Callable[[], str]) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Plan, registry: Registry, phase: Callable[[], str], tell: Callable[[str], None]
+    ) -> None:
+        self._tell, self._told = tell, set[tuple[str, str]]()
         self.calls: dict[str, int] = {}
         self.declined: dict[str, str] = {}
         self._model, self._plan, self._registry, self._phase = model, plan, registry, phase
@@ -114,6 +117,10 @@ class Applied(AbstractContextManager["Applied"]):
 
     def _decline(self, key: str, why: str, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         self.calls[key] = self.calls.get(key, 0) + 1
+        if (key, why) not in self._told:
+            self._told.add((key, why))
+            site, _, phase = key.split("|")
+            self._tell(f"{site} runs upstream's code in {phase}: {why}")
         self.declined[key] = why
         return original(*args, **kwargs)
 
@@ -125,8 +132,16 @@ def _kind(value: Any) -> Any:
     return value
 
 
-def bind(model: nn.Module, plan: Plan, registry: Registry, phase: Callable[[], str]) -> Applied:
-    """A context in which the model's sites run what the plan chose for `phase()` ("prefill" or "decode").
+def bind(
+    model: nn.Module,
+    plan: Plan,
+    registry: Registry,
+    phase: Callable[[], str],
+    *,
+    tell: Callable[[str], None] = lambda _: None,
+) -> Applied:
+    """A context in which the model's sites run what the plan chose for `phase()` ("prefill" or "decode"). `tell` hears,
+    once each, of calls that upstream's code took over, and why.
 
     Functions are rebound in the modelling file's globals, which every model of that file in this process shares."""
-    return Applied(model, plan, registry, phase)
+    return Applied(model, plan, registry, phase, tell)

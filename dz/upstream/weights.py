@@ -91,7 +91,7 @@ def load(
         raise Refused(
             f"{len(left)} parameters were not loaded",
             _some(left),
-            "dz fetch --force, then report it if it stays",
+            "dz fetch MODEL --force, then report it if it stays",
             code="not_loaded",
         )
     _move_buffers(model, device)

@@ -49,9 +49,9 @@ def make(tmp_path, lock, monkeypatch):
     monkeypatch.setattr(FakeSession, "open", set())
     monkeypatch.setattr(FakeSession, "full", False)
 
-    def build(changed=lock, trust=False):
+    def build(changed=lock, trust=False, plugins=()):
         log = tmp_path / "reference.log"
-        return golden.Golden(changed, tmp_path / "golden", trust=trust, plugins=(), log=log, progress=Silent())
+        return golden.Golden(changed, tmp_path / "golden", trust=trust, plugins=plugins, log=log, progress=Silent())
 
     return build
 
@@ -79,7 +79,7 @@ def test_the_same_question_twice_in_one_ask(make):
     assert (a.id, b.id, a.prompt) == ("a", "b", b.prompt) and len(FakeSession.asked) == 1
 
 
-@pytest.mark.parametrize("what", ["weights", "code", "trust", "version", "dtype", "tokens"])
+@pytest.mark.parametrize("what", ["weights", "code", "trust", "version", "dtype", "tokens", "plugins"])
 def test_asked_again_when_it_matters(make, lock, what, monkeypatch):
     make().ask([case(1)])
     changed, trust, dtype, asked = lock, False, "float32", case(1)
@@ -95,7 +95,7 @@ def test_asked_again_when_it_matters(make, lock, what, monkeypatch):
         dtype = "bfloat16"
     else:
         asked = Case(id="a", tokens=[1, 5], max_tokens=4)
-    make(changed, trust).ask([asked], dtype)
+    make(changed, trust, ("a:b",) if what == "plugins" else ()).ask([asked], dtype)
     assert len(FakeSession.asked) == 2
 
 

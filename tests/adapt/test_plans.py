@@ -1,12 +1,15 @@
 """A whole plan: made, proved on real weights, written, found current, found stale with the reason."""
 
+import importlib
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from dz import adapt
+from dz.adapt import digests
 from dz.cli import main as cli
 from dz.core import jsonio
 from dz.core.envelope import validate
@@ -192,6 +195,24 @@ def test_drift_names_the_kernel_that_changed(made, monkeypatch):
     )
     found = adapt.drift(source, registry=registry, **where)
     assert [c.partition(":")[0] for c in found.changed] == ["kernel rms_norm/torch"]
+
+
+@pytest.mark.parametrize("changed", ["op/fast.py", "op/parts.py", "op/tuned.json", "common/launch.py"])
+def test_whatever_a_kernel_may_use_is_in_its_digest(tmp_path, monkeypatch, changed):
+    for name in ("op/fast.py", "op/parts.py", "op/tuned.json", "common/launch.py", "other/fast.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("def run(x):\n    return x\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "op"))
+    monkeypatch.delitem(sys.modules, "fast", raising=False)
+    registry = Registry()
+    registry.kernels["op/fast"] = Kernel(
+        op="op", technique="fast", summary="", run=importlib.import_module("fast").run, requires=Requires()
+    )
+    before = digests._kernel(registry, "op/fast")
+    (tmp_path / "other" / "fast.py").write_text("")
+    assert digests._kernel(registry, "op/fast") == before
+    (tmp_path / changed).write_text("{}")
+    assert digests._kernel(registry, "op/fast") != before
 
 
 def test_unknown_sites_are_listed_plainly(tiny, tmp_path, monkeypatch, capsys):

@@ -129,12 +129,17 @@ def test_the_reference_counts_under_the_op(registry):
 
 
 def test_calls_that_are_not_covered_go_to_upstream_and_are_said(registry):
-    model = Model()
-    with bind(model, plan(module_site()), registry, lambda: "decode") as applied:
+    model, heard = Model(), []
+    with bind(model, plan(module_site()), registry, lambda: "decode", tell=heard.append) as applied:
         assert torch.equal(model.layers[0](torch.ones(2), torch.ones(2)), torch.full((2,), 3.0))
         assert torch.equal(model.layers[0](torch.ones(5)), torch.full((5,), 2.0))
+        assert torch.equal(model.layers[0](torch.ones(5)), torch.full((5,), 2.0))
         assert torch.equal(model.layers[0](x=torch.ones(2), extra=None), torch.full((2,), 3.0))
-    assert applied.calls["layers.*|upstream|decode"] == 2
+    assert applied.calls["layers.*|upstream|decode"] == 3
+    assert sorted(heard) == [
+        "layers.* runs upstream's code in decode: an argument that is not bound",
+        "layers.* runs upstream's code in decode: five columns",
+    ]
     assert applied.calls["layers.*|scale/plus|decode"] == 1
     assert applied.declined["layers.*|upstream|decode"] == "five columns"
 
