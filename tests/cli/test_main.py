@@ -247,12 +247,6 @@ def test_common_options_on_either_side(dz, command):
     ]
 
 
-def test_a_command_file_that_is_not_there_does_not_break_the_others(dz, monkeypatch):
-    monkeypatch.setitem(COMMANDS, "notyet", ("notyet",))
-    assert dz("--help")[0] == 0
-    assert dz("notyet")[0] == 2
-
-
 def test_ctrl_c_ends_a_real_process_with_130(tmp_path):
     code = (
         "import signal, sys, types, time\n"
