@@ -1,9 +1,13 @@
 """For every test. Without an accelerator Triton kernels run in Triton's interpreter, which Triton decides when it is
-imported; so the variable is set before any test module is."""
+imported; so the variable is set before any test module is. So is the folder where upstream copies repository code: the
+package that it makes of it is found once a process, so one folder must serve all tests."""
 
+import atexit
 import importlib.util
 import os
+import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,8 @@ import torch
 
 if not torch.accelerator.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ["HF_MODULES_CACHE"] = tempfile.mkdtemp(prefix="dz-tests-modules-")
+atexit.register(shutil.rmtree, os.environ["HF_MODULES_CACHE"], ignore_errors=True)
 
 
 def _beside(file, name):

@@ -380,7 +380,6 @@ def randomise(model: Any, gain: float, embed: float, seed: int) -> None:
 def source(folder: Path) -> Any:
     """The folder as a Source, not through a lock."""
     from dz.core.source import FileEntry, Source
-
     from dz.hub.stamp import code_hash
 
     files = tuple(FileEntry(path=p.name, size=p.stat().st_size) for p in sorted(folder.iterdir()) if p.is_file())

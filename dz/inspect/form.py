@@ -88,11 +88,8 @@ def assigned(init: ast.AST) -> set[str]:
     for n in ast.walk(init):
         targets = n.targets if isinstance(n, ast.Assign) else [n.target] if isinstance(n, ast.AnnAssign) else []
         out |= {t.attr for t in targets if isinstance(t, ast.Attribute) and _is_self(t.value)}
-        registers = (
-            isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr.startswith("register_")
-        )
-        if registers and n.args and isinstance(n.args[0], ast.Constant):
-            out.add(str(n.args[0].value))
+        if isinstance(n, ast.Call) and isinstance(n.func, ast.Attribute) and n.func.attr.startswith("register_"):
+            out |= {str(a.value) for a in n.args[:1] if isinstance(a, ast.Constant)}
     return out
 
 

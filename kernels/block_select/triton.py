@@ -1,8 +1,5 @@
 """Block scores by matrix products whose tiles are reduced to one maximum a row, then a selection of whole rows."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

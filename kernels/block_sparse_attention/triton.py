@@ -8,9 +8,6 @@ Partial results are kept in the dtype of q: `T * Hk * n` of them, [H / Hk, D] ea
 them. The order within a list is not fixed, but no result depends on it.
 """
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
 """Block-sparse attention for decode: the selected blocks are split between programs, their parts combined."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
 """Tiles of tokens and channels, each input read once from memory; packed sequences without the host knowing lengths."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -7,9 +7,6 @@ their middle instead (NARROW). The inverse X of the unit triangle I + A grows by
 Sums of log decays are products with matrices of 0 and +-1, log decays rounded to fp16 (11 bits).
 """
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

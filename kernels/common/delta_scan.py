@@ -6,9 +6,6 @@ and from the identity), `_join` chains them, and all pieces at once walk again f
 output. States are held transposed, [V, K], so that they are the left operand of every product and stay in registers.
 """
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

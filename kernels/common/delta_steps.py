@@ -1,8 +1,5 @@
 """The delta rule token by token, its state in registers and the value channels spread over programs."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

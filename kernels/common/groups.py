@@ -1,7 +1,6 @@
 """Tiles of rows that are sorted by group, found on the device: no host ever reads the offsets."""
 
 # Triton's own types are not those that its functions see:
-# pyright: reportCallIssue=false, reportArgumentType=false
 
 from __future__ import annotations
 

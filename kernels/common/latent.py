@@ -8,9 +8,6 @@ runs ahead over the end of an item.
 Packed rows (dz.ops.latent_fp8) become fp16 codes under one power of two a row, which the softmax takes in: with row
 t's power c_t, weights are exp2(logit_t + log2 c_t), values are codes, and the sum of weights divides by c_t."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false
-
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -1,8 +1,5 @@
 """What attention kernels share: the end of an online softmax, and the parts of split keys combined."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 import triton

@@ -1,8 +1,5 @@
 """The sum over a token's experts, each element read once and added in fp32."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping
@@ -27,9 +24,7 @@ TUNE = Tunable(
 
 
 @triton.jit
-def _kernel(
-    y, places, weight, out, dim, y_row, y_col, p_row, p_col, w_row, w_col, K: tl.constexpr, COLS: tl.constexpr
-):
+def _kernel(y, places, weight, out, dim, y_row, y_col, p_row, p_col, w_row, w_col, K: tl.constexpr, COLS: tl.constexpr):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * COLS + tl.arange(0, COLS)
     total = tl.zeros([COLS], tl.float32)

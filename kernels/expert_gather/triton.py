@@ -1,8 +1,5 @@
 """A row gathered, its largest magnitude found and its codes written in one pass: the row stays in registers."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -5,9 +5,6 @@ launch. Many: (1) counts by block of choices, (2) where each block's share of ea
 within a block. Counts are whole numbers, so the order of the additions does not matter.
 """
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

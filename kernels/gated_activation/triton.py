@@ -1,8 +1,5 @@
 """Gated activations in one pass over two strided views, so that halves and interleaved columns are read in place."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
 """FP8 products of experts on a persistent grid: tiles found from the offsets on the device, sums in fp32."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

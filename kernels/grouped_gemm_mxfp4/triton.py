@@ -8,9 +8,6 @@ Of a word of eight codes, codes i and i + 4 share a register once shifted into p
 activations are brought into the same order.
 """
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -9,9 +9,6 @@
    equal score at a later position loses. Only adversarial rows cost more than one pass, and every row is exact.
 """
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

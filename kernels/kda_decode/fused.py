@@ -1,8 +1,5 @@
 """One launch from the projections to the gated output, one program for each sequence and head."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
 """Token by token with the state in registers, its rows spread over programs: for decoding."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

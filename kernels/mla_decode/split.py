@@ -2,9 +2,6 @@
 
 How many parts there are follows from shapes alone (no length is read back), how long they are from the length."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -1,8 +1,5 @@
 """MXFP4 folded to FP8 in one pass: whole rows in registers, four codes looked up at a time."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

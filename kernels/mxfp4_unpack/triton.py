@@ -1,8 +1,5 @@
 """MXFP4 unpacked by arithmetic on bits: no table, exact in float32 and bfloat16."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -3,9 +3,6 @@
 A program takes one query, the heads of one key head and a stretch of positions. How many stretches there are follows
 from shapes alone (no length is read back), how long they are from the sequence's own length."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from typing import Any

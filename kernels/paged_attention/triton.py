@@ -3,9 +3,6 @@
 Tiles are found in the kernel from cu_q, so that a ragged batch needs no host plan: sequence b starts at tile
 cu_q[b] // ROWS + b, and tiles past a sequence's end leave at once. Late tiles, which see most keys, start first."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 import torch

@@ -4,9 +4,6 @@ The groups run free of each other: while one is in its softmax the other has the
 product of a tile runs beside the softmax of the next. Keys are taken from the diagonal downwards, so that only the
 first tiles need a mask."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportIndexIssue=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

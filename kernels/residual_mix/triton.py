@@ -1,8 +1,5 @@
 """Attention over depth in one pass: an online softmax over groups of sources, the next row on its way."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

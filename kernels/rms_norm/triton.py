@@ -1,8 +1,5 @@
 """RMS normalisation in one pass: a tile of whole rows is held in registers."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

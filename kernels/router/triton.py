@@ -1,8 +1,5 @@
 """Routing in one pass: a row of logits in registers, as groups by experts; each choice is a maximum and its index."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

@@ -3,9 +3,6 @@
 Rows may be packed (dz.ops.latent_fp8): codes become q's dtype in registers, scaled in fp32, once for both products.
 The number of splits follows from the shapes and the device's multiprocessors, so equal calls give equal bits."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

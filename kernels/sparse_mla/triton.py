@@ -3,9 +3,6 @@
 A gathered tile is the keys of one product and, its first columns, the values of the other, so that each row is read
 once. Programs of one query stand beside each other: the second reads what the first brought into the cache."""
 
-# A launch takes more than the function does:
-# pyright: reportCallIssue=false, reportArgumentType=false
-
 from __future__ import annotations
 
 from collections.abc import Mapping

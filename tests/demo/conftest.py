@@ -12,15 +12,12 @@ def repository(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def auto(tmp_path_factory):
-    """upstream's Auto classes, offline, with the cache of remote code in a folder of its own."""
+def auto():
+    """upstream's Auto classes, offline."""
     patch = pytest.MonkeyPatch()
     patch.setenv("HF_HUB_OFFLINE", "1")
     import transformers
-    from transformers import dynamic_module_utils
 
-    modules = str(tmp_path_factory.mktemp("modules"))
-    patch.setattr(dynamic_module_utils, "HF_MODULES_CACHE", modules)
     yield transformers
     patch.undo()
 

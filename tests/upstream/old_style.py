@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-CONFIGURATION = '''
+CONFIGURATION = """
 from transformers.configuration_utils import PretrainedConfig
 from transformers.onnx import OnnxConfig
 
@@ -38,8 +38,8 @@ class OldConfig(PretrainedConfig):
         self.rope_scaling = rope_scaling
         self.use_cache = use_cache
         super().__init__(tie_word_embeddings=tie_word_embeddings, **kwargs)
-'''
-MODEL = '''
+"""
+MODEL = """
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -217,7 +217,7 @@ class OldForCausalLM(OldPreTrainedModel):
         return {"input_ids": input_ids, "position_ids": position_ids[:, -input_ids.shape[1] :],
                 "past_key_values": past_key_values, "use_cache": kwargs.get("use_cache"),
                 "attention_mask": attention_mask}
-'''
+"""
 
 
 def write(tiny: Any, folder: Path, *, model: str = MODEL, configuration: str = CONFIGURATION, **changes: Any) -> Path:

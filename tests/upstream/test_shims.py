@@ -23,12 +23,8 @@ PROMPTS = ([5], [7, 60, 3, 44, 9, 12], list(range(3, 36)))
 
 
 @pytest.fixture(autouse=True)
-def own_modules(tmp_path, monkeypatch):
-    """Upstream's copies of repository code go to the test's folder, and shims are taken back."""
-    import transformers.dynamic_module_utils as upstream
-
-    monkeypatch.setattr(upstream, "HF_MODULES_CACHE", str(tmp_path / "modules"))
-    monkeypatch.setattr(sys, "path", list(sys.path))
+def own_modules():
+    """Shims are taken back, and modules of repository code forgotten."""
     yield
     for active in list(apply._ACTIVE.values()):
         active.undo()
