@@ -94,9 +94,11 @@ def collect(kinds: list[str], limit: float) -> list[dict[str, Any]]:
                 line = _next(lines, process, limit + START * first)
                 first = False
                 if not line:
-                    ended = process.poll() is not None
-                    process.kill()
-                    why = f"its process ended ({process.wait()})" if ended else f"longer than {limit:g} s"
+                    why = f"longer than {limit:g} s"
+                    if line is None:
+                        process.kill()
+                    else:  # its output has ended, so it ends
+                        why = f"its process ended ({process.wait()})"
                     rows.append({"type": left.pop(0), "built": False, "why": why, "seconds": limit})
                     break
                 rows.append(json.loads(line))
@@ -111,16 +113,16 @@ def _read(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
     lines.put("")
 
 
-def _next(lines: queue.Queue[str], process: subprocess.Popen[str], limit: float) -> str:
-    """The next line of a process, "" when its output ended or it worked for `limit` seconds without one. Processor
-    time counts, not the clock: the machine may stop the process for a measurement."""
+def _next(lines: queue.Queue[str], process: subprocess.Popen[str], limit: float) -> str | None:
+    """The next line of a process, "" when its output ended, None when it worked for `limit` seconds without one.
+    Processor time counts, not the clock: the machine may stop the process for a measurement."""
     started = _worked(process)
     while True:
         try:
             return lines.get(timeout=2.0)
         except queue.Empty:
             if _worked(process) - started > limit:
-                return ""
+                return None
 
 
 def _worked(process: subprocess.Popen[str]) -> float:
