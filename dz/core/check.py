@@ -71,6 +71,9 @@ def load_checklist(path: Path) -> Checklist:
             "see `dz checklists show default`",
             code="bad_checklist",
         )
+    if not isinstance(data.get("checks", []), list):
+        what, why = f"{path} has no list of checks", f"'checks' is a {type(data['checks']).__name__}"
+        raise UsageError(what, why, "see `dz checklists show default`", code="bad_checklist")
     for known, rows in (
         (Checklist.__dataclass_fields__, [data]),
         (Entry.__dataclass_fields__, data.get("checks") or []),

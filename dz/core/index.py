@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -72,7 +73,10 @@ def is_weight(path: str) -> bool:
 
 
 def safe_path(path: str) -> bool:
-    """Whether a path named by a repository stays inside it: relative, no `..`, no backslash, no empty part."""
+    """Whether a path named by a repository stays inside it: relative, no `..`, no backslash, no empty part, and text
+    that a file system can hold (no half of a surrogate pair)."""
+    if any("\ud800" <= c <= "\udfff" for c in path):
+        return False
     return bool(path) and "\\" not in path and "\0" not in path and not path.startswith("/") and ".." not in (
         PurePosixPath(path).parts
     )  # fmt: skip
@@ -154,6 +158,8 @@ def parse_index(raw: bytes, name: str) -> tuple[dict[str, str], int | None]:
         good.add(shard)
     metadata = data.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
+    if isinstance(total, float) and not isfinite(total):
+        raise bad(f"its total_size is {total}")
     return weight_map, int(total) if isinstance(total, int | float) else None
 
 

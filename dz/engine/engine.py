@@ -13,7 +13,7 @@ import torch
 from dz.core.messages import Logprob, Output, Sampling, Stats
 from dz.engine.config import Limits
 from dz.engine.runner import Memo, Runner
-from dz.engine.sampler import Chooser, logprob
+from dz.engine.sampler import Chooser, NothingToChoose, logprob
 from dz.engine.scheduler import Scheduler
 from dz.engine.sequence import Batch, Sequence, Work
 from dz.errors import Refused
@@ -159,7 +159,12 @@ class Engine:
                 self._extend(seq, rows[-1], greedy[end - 1] if seq.chooser.plain else None)
 
     def _extend(self, seq: Sequence, row: torch.Tensor, greedy: int | None) -> None:
-        token = greedy if greedy is not None else seq.chooser.choose(row.cpu(), seq.output)
+        try:
+            token = greedy if greedy is not None else seq.chooser.choose(row.cpu(), seq.output)
+        except NothingToChoose:
+            why = "penalties and biases leave no token with a finite score"
+            self._end(seq, "error", error=("nothing_to_choose", why))
+            return
         seq.chooser.note(token)
         logprobs: list[Logprob] | None = None
         if seq.sampling.logprobs is not None:

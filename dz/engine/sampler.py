@@ -7,6 +7,10 @@ import torch
 from dz.core.messages import Logprob, Sampling
 
 
+class NothingToChoose(Exception):
+    """Penalties and biases of the request left no finite best score."""
+
+
 class Chooser:
     """The choice of one request: its parameters and its own random numbers, independent of whatever shares the
     batch."""
@@ -33,9 +37,10 @@ class Chooser:
         return s.presence_penalty != 0 or s.frequency_penalty != 0 or s.repetition_penalty != 1
 
     def choose(self, logits: torch.Tensor, made: int) -> int:
-        """The next token from raw float32 logits [V] on the host; `made` tokens were generated before it."""
+        """The next token from raw float32 logits [V] on the host; `made` tokens were generated before it. Raises
+        NothingToChoose."""
         if self.sampling.temperature == 0:
-            return int(self._adjust(logits.clone(), made).argmax())
+            return int(_finite(self._adjust(logits.clone(), made)).argmax())
         tokens, probs = self.candidates(logits, made)
         total = probs.cumsum(-1)
         point = torch.rand(1, generator=self.generator, dtype=torch.float64) * total[-1]
@@ -46,7 +51,7 @@ class Chooser:
         """The tokens that may come, most likely first, and their float64 probabilities. Filters follow each other as
         upstream's do (temperature, top-k, top-p, min-p), each on what the one before it left."""
         s = self.sampling
-        x = self._adjust(logits.clone(), made).double()
+        x = _finite(self._adjust(logits.clone(), made)).double()
         order = torch.sort((x - x.max()) / s.temperature, descending=True, stable=True)
         probs = torch.softmax(order.values, -1)
         n = int((probs > 0).sum())
@@ -86,6 +91,13 @@ class Chooser:
             if without.max() > float("-inf"):  # where stops alone are allowed, one of them it is; the text goes on
                 x = without
         return x
+
+
+def _finite(x: torch.Tensor) -> torch.Tensor:
+    """`x` whose largest value (NaN counts as the largest) is finite. Raises NothingToChoose."""
+    if not torch.isfinite(x.max()):
+        raise NothingToChoose
+    return x
 
 
 def logprob(row: torch.Tensor, token: int, top: int) -> Logprob:

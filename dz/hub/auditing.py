@@ -114,7 +114,9 @@ def _note(lock: Lock, stored: bool, sha256: dict[str, str], faults: Sequence[Fau
     ours = {f.path for f in lock.source.files}
     if faults:
         broken = tuple(sorted({f.file for f in faults if f.file in ours}))
-        locks.rewrite(replace(lock, broken=broken), workspace)
+        # as they were when they were read: only a later write makes another file of a broken one
+        read = {p: t for p, t in stamps(lock.source).items() if p in broken}
+        locks.rewrite(replace(lock, broken=broken, stamps={**lock.stamps, **read}), workspace)
         return
     if not stored:
         model = Model(name=lock.source.name, path=lock.source.path)

@@ -41,6 +41,10 @@ def register(
     paths = listing(folder, skip=workspace or root())
     if not paths:
         raise UsageError(f"{folder} is empty", "no file to register", "dz fetch org/name", code="empty_folder")
+    irregular = [p for p in paths if (folder / p).exists() and not (folder / p).is_file()]
+    if irregular:
+        faults = [Fault(file=p, code="irregular", text="no regular file") for p in irregular]
+        raise broken(str(folder), faults, "put files in their place")
     source = _remember(source_of(folder, paths), locks.of_folder_name(folder, workspace))
     known = locks.of_folder(source, workspace)
     if known and not force:

@@ -95,6 +95,12 @@ def _shards(
     return faults, tensors, size
 
 
+# files whose top level upstream takes for a mapping
+OBJECTS = frozenset(
+    {"config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json"}
+)
+
+
 def is_index(path: str) -> bool:
     """Whether a file is an index of shards, of any format."""
     return path.endswith(".index.json")
@@ -127,7 +133,8 @@ def _json_faults(folder: Path, paths: Sequence[str], skip: set[str]) -> list[Fau
         if "/" in path or not path.endswith(".json") or path in skip or is_index(path) or not full.is_file():
             continue
         try:
-            json.loads(full.read_text("utf-8"))
+            if not isinstance(json.loads(full.read_text("utf-8")), dict) and path in OBJECTS:
+                out.append(Fault(file=path, code="bad_json", text="no JSON object"))
         except (ValueError, RecursionError) as e:
             text = f"not JSON ({full.stat().st_size:,} bytes): {e}"
             out.append(Fault(file=path, code="bad_json", text=text))

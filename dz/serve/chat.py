@@ -14,7 +14,7 @@ from dz.serve.completions import respond
 from dz.serve.errors import bad
 from dz.serve.job import Plan, Prompt
 from dz.serve.logprobs import Shown
-from dz.serve.messages import convert
+from dz.serve.messages import convert, texts_of
 from dz.serve.protocol import ChatRequest
 from dz.serve.server import Server
 from dz.serve.shapes import ChatShape, Wanted
@@ -31,6 +31,7 @@ async def chat(server: Server, request: Request, body: ChatRequest) -> Response:
         raise bad("top_logprobs: it needs logprobs to be true", "top_logprobs")
     server.admit()
     messages = await asyncio.to_thread(convert, body.messages, server.config.limits.images)
+    server.check_length(texts_of(messages), "messages")
     prepared = await server.encode(processor.prepare_chat, messages, options(body, processor))
     server.check_tokens(prepared.tokens, ready.vocab_size, "messages")
     prompt = await _prompt(prepared)

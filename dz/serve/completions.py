@@ -74,6 +74,7 @@ async def respond(
 async def _prompt(server: Server, given: str | list[int], body: CompletionRequest, ready: Ready) -> Prompt:
     processor = server.tokenizer()
     if isinstance(given, str):
+        server.check_length([given], "prompt")
         tokens = await server.encode(processor.encode, given, add_special_tokens=body.add_special_tokens)
         text = given
     else:

@@ -19,7 +19,12 @@ from dz.serve.supervisor import Sink, Supervisor
 from dz.upstream.detokenize import Detokenizer
 
 log = logging.getLogger("dz.serve")
-_AT_FAULT = {"too_long": "the request is too long", "never_fits": "the request never fits", "bad_image": "bad image"}
+_AT_FAULT = {
+    "too_long": "the request is too long",
+    "never_fits": "the request never fits",
+    "bad_image": "bad image",
+    "nothing_to_choose": "penalties and biases leave no token to choose",
+}
 
 
 class Decoding(Protocol):

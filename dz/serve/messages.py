@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from dz.serve.config import ImageLimits
@@ -19,6 +19,16 @@ def convert(messages: list[Message], limits: ImageLimits) -> list[dict[str, Any]
     """Messages with their parts in order and images decoded. Raises ApiError 400 naming the part at fault."""
     budget = [limits.count]
     return [_message(m, limits, budget, f"messages[{i}]") for i, m in enumerate(messages)]
+
+
+def texts_of(messages: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Every text in converted messages: contents and parts."""
+    for message in messages:
+        content = message.get("content", "")
+        if isinstance(content, str):
+            yield content
+        else:
+            yield from (part["text"] for part in content if part["type"] == "text")
 
 
 def _message(message: Message, limits: ImageLimits, budget: list[int], where: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dz.serve.chat import chat, options
 from dz.serve.completions import completions
 from dz.serve.errors import ApiError, bad
 from dz.serve.jsonbody import dump
-from dz.serve.messages import convert
+from dz.serve.messages import convert, texts_of
 from dz.serve.metrics import CONTENT_TYPE
 from dz.serve.protocol import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from dz.serve.server import Server
@@ -81,9 +81,11 @@ def _tokens(app: FastAPI, server: Server) -> None:
             raise bad("prompt: give either prompt or messages", "prompt")
         if body.messages is not None:
             messages = await asyncio.to_thread(convert, body.messages, server.config.limits.images)
+            server.check_length(texts_of(messages), "messages")
             tokens = (await server.encode(processor.prepare_chat, messages, options(body, processor))).tokens
         else:
             text = body.prompt or ""
+            server.check_length([text], "prompt")
             tokens = await server.encode(processor.encode, text, add_special_tokens=body.add_special_tokens)
         texts = await asyncio.to_thread(list, map(processor.token_text, tokens)) if body.return_token_strs else None
         length = server.limits().max_model_len

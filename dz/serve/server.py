@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -22,6 +22,7 @@ from dz.upstream.processing import Processor
 log = logging.getLogger("dz.serve")
 P = ParamSpec("P")
 R = TypeVar("R")
+SHORT_TEXT = 65536  # characters that are never worth counting
 
 
 class Server:
@@ -94,6 +95,15 @@ class Server:
             raise bad(f"{param}: it has no tokens", param)
         if max(tokens) >= vocab:
             raise bad(f"{param}: the model has no token {max(tokens)}; ids end at {vocab - 1}", param)
+
+    def check_length(self, texts: Iterable[str], param: str) -> None:
+        """Raise ApiError 400 for text that no tokenizer could make fit: it is told from its characters, for tokenizing
+        it would hold up everybody. Four times the length of tokens leaves room for what a tokenizer drops."""
+        most = self.limits().max_model_len
+        bound = max(SHORT_TEXT, 4 * most * self.tokenizer().longest_token)
+        total = sum(map(len, texts))
+        if total > bound:
+            raise bad(f"{param}: {total:,} characters cannot fit into {most:,} tokens", param)
 
     def close(self) -> None:
         """Give back the thread."""

@@ -86,6 +86,9 @@ def _config(source: Source, raw: dict[str, Any], auto_map: dict[str, Any], *, tr
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     kind = raw.get("model_type")
+    if kind is not None and not isinstance(kind, str):
+        what, why = f"config.json of {source.name} has no usable model_type", f"it is {kind!r}"[:200]
+        raise Refused(what, f"{why}, not a name", "mend config.json", code="bad_config")
     if kind not in CONFIG_MAPPING and not (trust and "AutoConfig" in auto_map):
         has_code = "AutoConfig" in auto_map
         why = (

@@ -57,6 +57,11 @@ class Processor:
         """The number of tokens, added ones included."""
         return len(self.tokenizer)
 
+    @functools.cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token of the vocabulary."""
+        return max(map(len, self.tokenizer.get_vocab()), default=1)
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of plain text."""
         return list(self.tokenizer(text, add_special_tokens=add_special_tokens)["input_ids"])

@@ -307,3 +307,21 @@ def test_a_tensor_that_the_class_does_not_hold(giant, tmp_path, plain, registry)
     fit = make_fit(source(tmp_path), trust=True, device="H200x8", settings=plain, registry=registry)
     (row,) = (r for r in fit.rows if r.op == "not held by the class")
     assert row.bytes == 30 and any("unexpected: language_model" in n for n in fit.notes)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 16])
+@pytest.mark.parametrize("heads", [9, 14, 15, 16])
+def test_there_is_a_split_for_every_number_of_heads(count, heads):
+    shape = outline({**DENSE, "num_attention_heads": heads, "num_key_value_heads": heads})
+    found = list(widths(shape, count))
+    assert found and all(count % n == 0 and heads % n == 0 for n in found)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_numbers_without_bounds_are_no_sizes(value):
+    assert outline({**DENSE, "num_key_value_heads": value}).layers
+
+
+def test_more_layers_than_any_model_has_are_a_mistake():
+    with pytest.raises(Refused, match="1,000,000,000 layers"):
+        outline({**DENSE, "num_hidden_layers": 10**9})

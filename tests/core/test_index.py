@@ -121,3 +121,18 @@ def test_the_refusal_names_what_is_missing():
 
 def test_weight_endings():
     assert is_weight("a/b.gguf") and is_weight("x.safetensors") and not is_weight("tokenizer.model")
+
+
+@pytest.mark.parametrize("total", ["-Infinity", "Infinity", "NaN", "1e400"])
+def test_a_total_without_bounds_is_a_broken_index(total):
+    raw = b'{"metadata": {"total_size": %s}, "weight_map": {"a": "s.safetensors"}}' % total.encode()
+    with pytest.raises(Refused) as e:
+        parse_index(raw, INDEX)
+    assert e.value.code == "bad_index"
+
+
+def test_half_a_character_is_no_file_name():
+    assert not safe_path("\ud800.safetensors")
+    with pytest.raises(Refused) as e:
+        parse_index(b'{"weight_map": {"a": "\\ud800.safetensors"}}', INDEX)
+    assert e.value.code == "bad_index"

@@ -81,6 +81,7 @@ def test_a_recipe(tmp_path):
         ("checks: [{id: a}]", "is not a valid Checklist"),
         ("sumary: x", "did you mean summary?"),
         ("checks: [load]", "is not a valid Checklist"),
+        ("checks: 3", "'checks' is a int"),
     ],
 )
 def test_bad_checklists(tmp_path, text, words):

@@ -283,3 +283,15 @@ def test_counters(llama, helpers):
     assert sum(stats.steps.values()) == sum(stats.batch_sizes.values())
     assert stats.step_tokens == sum(len(c.tokens) for c in llama.cases) + 4 * 3
     assert set(stats.steps) == {"prefill", "mixed", "decode"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_penalties_that_leave_no_choice_end_that_request_alone(llama, helpers, temperature):
+    engine = llama.engine()
+    engine.submit("a", [5, 6], Sampling(max_tokens=4, temperature=temperature, repetition_penalty=1e-300), {})
+    engine.submit("b", llama.cases[1].tokens, helpers.greedy(12), {})
+    got, ends, said = helpers.drive(engine, [])
+    (error,) = [o.error for o in said if o.id == "a" and o.error]
+    assert error[0] == "nothing_to_choose" and ends["a"] == "error"
+    assert got["b"] == llama.want[1]
+    helpers.assert_idle(engine)

@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from dz.core.messages import Sampling
-from dz.engine.sampler import Chooser, logprob
+from dz.engine.sampler import Chooser, NothingToChoose, logprob
 
 VOCAB = 23
 
@@ -197,3 +197,12 @@ def test_logprob(seed, top, token):
 def test_ties_rank_alike():
     row = torch.log_softmax(torch.tensor([1.0, 3.0, 3.0, 0.0]), -1)
     assert [logprob(row, t, 0).rank for t in range(4)] == [3, 1, 1, 4]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    "s", [{"repetition_penalty": 1e-300}, {"logit_bias": {0: float("inf")}}, {"logit_bias": {1: float("nan")}}]
+)
+def test_scores_beyond_all_bounds_are_no_choice(temperature, s):
+    with pytest.raises(NothingToChoose):
+        chooser(prompt=range(VOCAB), temperature=temperature, **s).choose(logits(), 0)

@@ -232,3 +232,21 @@ def test_the_lock_keeps_what_was_asked_for(hub, ask, base, made):
     document = json.loads(done.path.read_text())
     validate(document)
     assert document["inputs"] == done.document["inputs"] and document["data"]["broken"] == [SHARD]
+
+
+def test_a_folder_whose_file_was_found_broken_is_kept_from_use_until_it_is_written_again(tmp_path, base, made):
+    """The damage came with a new modification time, as of a copy that went wrong."""
+    folder = made.lay(tmp_path / "mine", made.model())
+    acquire.fetch(acquire.Request(model=str(folder)), workspace=base)
+    assert not audit(str(folder), workspace=base).faults
+    shard = folder / SHARD
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert {f.file for f in audit(str(folder), workspace=base).faults} == {SHARD}
+    with pytest.raises(Refused) as e:
+        resolve(str(folder), workspace=base)
+    assert e.value.code == "broken_files" and SHARD in e.value.why
+    assert {f.file for f in audit(str(folder), workspace=base).faults} == {SHARD}
+    shard.write_bytes(whole)
+    resolve(str(folder), workspace=base)
+    assert not audit(str(folder), workspace=base).faults

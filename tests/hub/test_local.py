@@ -221,3 +221,19 @@ def test_what_makes_no_sense_for_a_folder(folder, base, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UsageError):
         fetch(tmp_path / "empty", base)
+
+
+@pytest.mark.parametrize("name", ["config.json", SHARD, "tokenizer.json"])
+def test_what_is_no_regular_file_is_named_and_never_opened(folder, base, name):
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    said = refusal(folder, base)
+    assert name in said.why and "no regular file" in said.why
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("text", ["[]", "3", "null"])
+def test_a_configuration_must_be_an_object(folder, base, name, text):
+    (folder / name).write_text(text)
+    said = refusal(folder, base)
+    assert name in said.why and "no JSON object" in said.why

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import time
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -272,3 +273,12 @@ def test_deep_nesting_everywhere(server):
     text = f'{{"messages": [{{"role": "user", "content": "a", "x": {nested}}}], "max_tokens": 1}}'
     answer = server.http.post("/v1/chat/completions", content=text, headers={"content-type": "application/json"})
     assert answer.status_code in (200, 400), answer.text
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/tokenize"])
+def test_text_that_can_never_fit_is_told_before_it_is_tokenized(server, path):
+    text = "a" * (8 * 1024**2)
+    body = {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    begun = time.monotonic()
+    assert "8,388,608 characters" in error(server.post(path, **body))["message"]
+    assert time.monotonic() - begun < 5

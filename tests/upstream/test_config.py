@@ -197,3 +197,13 @@ def test_the_dtype_is_the_configurations(repository, stated, want):
     assert built.dtype == want
     assert {p.dtype for p in built.model.parameters()} == {want}
     assert build_meta(repository(code=False, **stated), trust=False, dtype=torch.float64).dtype == torch.float64
+
+
+@pytest.mark.parametrize("kind", [["llama"], 4, {}])
+def test_a_type_that_is_no_name(repository, kind):
+    source = repository(code=False)
+    path = source.path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "model_type": kind}))
+    with pytest.raises(Refused) as e:
+        architecture(source, trust=False)
+    assert e.value.code == "bad_config" and "model_type" in e.value.what

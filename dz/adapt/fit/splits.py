@@ -33,11 +33,12 @@ def splits(weights: Ledger, shape: Outline, device: Device, budget: Budget) -> t
 
 
 def widths(shape: Outline, count: int) -> Iterator[int]:
-    """The numbers of devices over which matrices are cut: divisors of the count that divide the query heads."""
-    for tp in range(min(count, WIDEST), 0, -1):
-        sensible = tp in (count, WIDEST, 8, 4) or (tp < 4 and count < 8)
-        if sensible and count % tp == 0 and all(x.mixer.heads % tp == 0 for x in shape.layers if x.mixer.op):
-            yield tp
+    """The numbers of devices over which matrices are cut: divisors of the count that divide the query heads. Of many
+    devices narrow cuts are left out where a wider one is possible."""
+    heads = [x.mixer.heads for x in shape.layers if x.mixer.op]
+    possible = [n for n in range(min(count, WIDEST), 0, -1) if count % n == 0 and all(h % n == 0 for h in heads)]
+    wide = [n for n in possible if n >= 4]
+    yield from wide if wide and count >= 8 else possible
 
 
 def _row(weights: Ledger, shape: Outline, device: Device, budget: Budget, tp: int) -> SplitRow:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from typing import Any
 
 _SENSES = ("vision", "visual", "image", "audio", "video", "encoder")  # not the language model
@@ -62,4 +63,4 @@ def _language(raw: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value and int(value) == value
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and int(value) == value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dz.errors import Refused
 from dz.inspect.outline.feedforward import EXPERTS
 from dz.inspect.outline.keys import Keys
 
@@ -11,9 +12,15 @@ _LETTERS = {"M": SPACE, "*": FULL, "-": DENSE, "E": MOE}
 _SPACE_KEYS = ("mamba_d_state", "ssm_state_size", "state_size")
 
 
+MOST_LAYERS = 10_000
+
+
 def layer_count(k: Keys) -> int:
     """Decoder layers; where only a list by layer is given, its length."""
     named = k.number("num_hidden_layers", "n_layer", "num_layers", "n_layers")
+    if named > MOST_LAYERS:
+        what, why = f"the configuration names {named:,} layers", f"more than {MOST_LAYERS:,} are taken for a mistake"
+        raise Refused(what, why, "mend config.json", code="bad_config")
     types = k.listed("layer_types", "layers_block_type")
     pattern = k.get("hybrid_override_pattern")
     return named or len(types or ()) or (len(pattern) if isinstance(pattern, str) else 0)
