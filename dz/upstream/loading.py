@@ -84,7 +84,7 @@ def _without_videos(source: Source, trust: bool, cause: Exception) -> Any:
         raise EnvironmentFailure(
             f"the image processor of {source.name} needs torchvision",
             said if said == then else f"{said}; and on PIL alone: {then}",
-            "pip install 'dz[vision]'",
+            "python -m pip install torchvision (the build that matches your torch)",
             code="needs_torchvision",
         ) from e
 
