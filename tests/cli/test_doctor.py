@@ -95,7 +95,7 @@ def test_torchvision(monkeypatch):
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(health.metadata, "version", absent)
-    assert "dz[vision]" in found(health.vision())["torchvision"].next
+    assert "install torchvision" in found(health.vision())["torchvision"].next
     monkeypatch.setattr(health.metadata, "version", lambda name: "9.9")
     monkeypatch.setitem(__import__("sys").modules, "torchvision", None)
     line = found(health.vision())["torchvision"]
