@@ -36,13 +36,13 @@ def test_a_causal_model_passes():
     assert found.causal and found.max_change <= 1e-5 and found.behind > 0.1
 
 
-def test_one_token_ahead():
+def test_r13_one_token_ahead():
     found = probe(ahead_by_one, TOKENS, vocab=VOCAB, cut=6)
     assert not found.causal and found.at == 6 and "position 6" in found.reason
 
 
 @pytest.mark.parametrize(("cut", "seen"), [(5, True), (7, False)])
-def test_a_leak_inside_a_block_is_seen_from_inside_the_block(cut, seen):
+def test_r13_a_leak_inside_a_block_is_seen_from_inside_the_block(cut, seen):
     assert probe(blocks_of_four, TOKENS, vocab=VOCAB, cut=cut).causal is not seen
 
 
