@@ -325,3 +325,10 @@ def test_numbers_without_bounds_are_no_sizes(value):
 def test_more_layers_than_any_model_has_are_a_mistake():
     with pytest.raises(Refused, match="1,000,000,000 layers"):
         outline({**DENSE, "num_hidden_layers": 10**9})
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "num_attention_heads", "num_hidden_layers"])
+@pytest.mark.parametrize("value", [-64, 0, "64", float("nan"), True, 1.5])
+def test_sizes_that_are_none_are_refused(name, value):
+    with pytest.raises(Refused, match=name):
+        outline({**DENSE, name: value})

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
+from dz.errors import Refused
+
 _SENSES = ("vision", "visual", "image", "audio", "video", "encoder")  # not the language model
 
 
@@ -33,6 +35,15 @@ class Keys:
         if isinstance(value, list | tuple) and value and all(_whole(v) for v in value):
             value = max(value)
         return int(value) if isinstance(value, int | float) and _whole(value) else default
+
+    def refuse_nonsense(self, *names: str) -> None:
+        """Raise Refused for a size that is given and is no positive whole number (lists by layer are left alone)."""
+        for name in names:
+            value = self.get(name)
+            if value is None or isinstance(value, list | tuple) or (_whole(value) and value > 0):
+                continue
+            what = f"{name} in the configuration is {value!r}"[:200]
+            raise Refused(what, "a positive whole number is expected", "mend config.json", code="bad_config")
 
     def listed(self, *names: str) -> list[Any] | None:
         """A list, None where there is none."""

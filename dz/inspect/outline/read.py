@@ -66,6 +66,7 @@ class Outline:
 def outline(raw: Mapping[str, Any]) -> Outline:
     """The outline of a configuration as it is written, or of the whole one that upstream's class completes."""
     k, guesses = Keys(raw), []
+    k.refuse_nonsense("hidden_size", "num_attention_heads", "num_hidden_layers")
     mixed = kinds.mixers(k, guesses)
     fed = kinds.forwards(k, mixed)
     hidden = k.number("hidden_size", "n_embd", "d_model")
