@@ -150,12 +150,15 @@ def write(name: str, *, arguments: Sequence[str], kind: str, into: Path | None, 
     return [op, test]
 
 
+LONGEST = 60  # letters of a name
+
+
 def _check(name: str, arguments: Sequence[str], kind: str, known: Sequence[str]) -> None:
     for word, what in ((name, "an op"), *((a, "an argument") for a in arguments)):
         plain = word.isidentifier() and word.isascii() and word == word.lower() and not keyword.iskeyword(word)
-        if not plain or word.startswith("_"):
-            why = "it becomes a Python name: small letters, digits and underscores, a letter first"
-            raise UsageError(f"'{word}' cannot name {what}", why, "dz ops new NAME --args a,b", code="bad_name")
+        if not plain or word.startswith("_") or len(word) > LONGEST:
+            why = f"it becomes a Python name: up to {LONGEST} small letters, digits and underscores, a letter first"
+            raise UsageError(f"'{word[:LONGEST]}' cannot name {what}", why, "dz ops new NAME --args a,b", code="bad_name")
     twice = sorted({a for a in arguments if list(arguments).count(a) > 1})
     if twice:
         raise UsageError(f"--args names {', '.join(twice)} twice", "each is one argument", "mend it", code="bad_name")

@@ -81,6 +81,7 @@ def test_the_document(dz, tmp_path):
     [
         (("Bad-Name",), 2, "cannot name an op"),
         (("class",), 2, "cannot name an op"),
+        (("a" * 300,), 2, "cannot name an op"),
         (("fine", "--args", "a,b c"), 2, "'b c' cannot name an argument"),
         (("fine", "--args", "a,b,a"), 2, "names a twice"),
         (("fine", "--kind", "thing"), 2, "unknown kind 'thing'"),
