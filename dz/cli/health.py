@@ -117,7 +117,8 @@ def vision() -> Iterator[Line]:
     try:
         version = metadata.version("torchvision")
     except metadata.PackageNotFoundError:
-        yield Line("torchvision", "warn", "not installed; some image processors need it", "python -m pip install torchvision (the build that matches your torch)")
+        then = "python -m pip install torchvision (the build that matches your torch)"
+        yield Line("torchvision", "warn", "not installed; some image processors need it", then)
         return
     try:
         import torchvision  # noqa: F401  importing it is the test: a build for another torch fails here

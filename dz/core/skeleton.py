@@ -158,7 +158,8 @@ def _check(name: str, arguments: Sequence[str], kind: str, known: Sequence[str])
         plain = word.isidentifier() and word.isascii() and word == word.lower() and not keyword.iskeyword(word)
         if not plain or word.startswith("_") or len(word) > LONGEST:
             why = f"it becomes a Python name: up to {LONGEST} small letters, digits and underscores, a letter first"
-            raise UsageError(f"'{word[:LONGEST]}' cannot name {what}", why, "dz ops new NAME --args a,b", code="bad_name")
+            what = f"'{word[:LONGEST]}' cannot name {what}"
+            raise UsageError(what, why, "dz ops new NAME --args a,b", code="bad_name")
     twice = sorted({a for a in arguments if list(arguments).count(a) > 1})
     if twice:
         raise UsageError(f"--args names {', '.join(twice)} twice", "each is one argument", "mend it", code="bad_name")
