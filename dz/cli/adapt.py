@@ -56,7 +56,9 @@ def adapt(
     from dz import backends, hub
 
     if diff:
-        _refuse_beside_diff({"--check": check, "--set": sets, "--recipe": recipe, "--device": device, "--dtype": dtype})
+        why = "a difference compares the architecture with the known ops; no kernel, device or plan enters it"
+        given = {"--check": check, "--set": sets, "--recipe": recipe, "--device": device, "--dtype": dtype}
+        _refuse_beside("--diff", given, why)
     settings = resolve_settings({"workspace": workspace, "device": device, "dtype": dtype})
     base = Path(settings.get("workspace")).absolute()
     source = hub.resolve(model, workspace=base, headers=dry_run or diff or check, trust=trust_remote_code)
@@ -67,6 +69,8 @@ def adapt(
         return 0
     if dry_run and backends.planned(settings.get("device")):
         spec = settings.get("device")
+        why = "what fits on a device is told for every kernel on the shelf; no plan is made or compared"
+        _refuse_beside(f"--dry-run --device {spec}", {"--check": check, "--set": sets, "--recipe": recipe}, why)
         return show_fit(model, adapting.make_fit(source, trust=trust_remote_code, device=spec, settings=settings))
     wanted: dict[str, Any] = {
         "trust": trust_remote_code,
@@ -83,12 +87,11 @@ def adapt(
     return 0
 
 
-def _refuse_beside_diff(given: dict[str, Any]) -> None:
-    """Refuse what a difference would not heed: it comes before any plan."""
-    named = [flag for flag, value in given.items() if value]
+def _refuse_beside(flag: str, given: dict[str, Any], why: str) -> None:
+    """Refuse flags that would not be heeded beside `flag`."""
+    named = [name for name, value in given.items() if value]
     if named:
-        why = "a difference compares the architecture with the known ops; no kernel, device or plan enters it"
-        raise UsageError(f"--diff with {', '.join(named)}", why, "leave one of them out", code="usage")
+        raise UsageError(f"{flag} with {', '.join(named)}", why, "leave one of them out", code="usage")
 
 
 def _show_drift(model: str, plan: Plan | None, changed: tuple[str, ...]) -> int:

@@ -12,6 +12,7 @@ from dz.errors import Refused, UsageError
 from dz.shipped import checkout
 
 KINDS = ("module", "function", "interface")
+LONGEST = 60  # letters of a name
 
 _OP = '''"""{title}."""
 
@@ -148,9 +149,6 @@ def write(name: str, *, arguments: Sequence[str], kind: str, into: Path | None, 
     write_text(op, _OP.format(**fields))
     write_text(test, _TEST.format(**fields))
     return [op, test]
-
-
-LONGEST = 60  # letters of a name
 
 
 def _check(name: str, arguments: Sequence[str], kind: str, known: Sequence[str]) -> None:

@@ -136,9 +136,7 @@ class Hub:
             out = bytearray()
             for chunk in response.iter_bytes():
                 out += chunk
-                if (
-                    start + len(out) > end
-                ):  # the whole file comes: leave it. A range is read out, to keep the connection
+                if start + len(out) > end:  # the whole file comes: leave it. A range is read out: the connection stays
                     break
         got = bytes(out[begin - start : end - start])
         if not got:

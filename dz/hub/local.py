@@ -11,7 +11,7 @@ from dz.core.index import Fault, broken
 from dz.core.protocols import Progress, Silent
 from dz.core.source import FileEntry, Source
 from dz.core.workspace import root
-from dz.errors import Refused, UsageError
+from dz.errors import UsageError
 from dz.hub import lock as locks
 from dz.hub.known import commits
 from dz.hub.lock import Ignored, Lock
@@ -104,13 +104,8 @@ def _remember(source: Source, before: Sequence[Lock]) -> Source:
 def _refuse_broken(lock: Lock) -> None:
     """What a verification found broken is refused until it is written to again."""
     still = [p for p in lock.broken if p in lock.stamps and not lock.differs(p)]
-    if still:
-        raise Refused(
-            f"{lock.label} has files that `dz fetch --verify` found broken",
-            ", ".join(still[:5]) + (f" and {len(still) - 5} more" if len(still) > 5 else ""),
-            f"mend or fetch these files again; if they are meant to be so: dz fetch {lock.label} --force",
-            code="broken_files",
-        )
+    then = f"mend or fetch these files again; if they are meant to be so: dz fetch {lock.label} --force"
+    locks.refuse_broken(lock, still, then)
 
 
 def _mixed(folder: Path, paths: Sequence[str]) -> list[str]:

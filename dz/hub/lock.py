@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 from dz.core import jsonio
 from dz.core.source import FileEntry, Source
 from dz.core.workspace import Workspace, root
-from dz.errors import UsageError
+from dz.errors import Refused, UsageError
 from dz.hub.verify import Findings
 
 
@@ -96,6 +97,17 @@ class Lock:
             return f"{f.path} has {now.st_size:,} bytes, the lock says {f.size:,}"
         written = now.st_mtime_ns // 1000 != self.stamps.get(f.path)
         return f"{f.path} was written to after it was checked" if written else ""
+
+
+def refuse_broken(lock: Lock, files: Sequence[str], next: str) -> None:
+    """Raise Refused for files that a verification found broken, if there are any."""
+    if files:
+        raise Refused(
+            f"{lock.label} has files that `dz fetch --verify` found broken",
+            ", ".join(files[:5]) + (f" and {len(files) - 5} more" if len(files) > 5 else ""),
+            next,
+            code="broken_files",
+        )
 
 
 def weights_of(findings: Findings) -> Weights:

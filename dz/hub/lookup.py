@@ -44,7 +44,7 @@ def resolve_lock(model: str, *, workspace: Path | None = None, headers: bool = F
             refuse_no_pin(model, lock, workspace)
         return lock
     lock = the_lock(wanted, workspace)
-    _refuse_broken(lock)
+    locks.refuse_broken(lock, lock.broken, f"{lock.again}: it fetches these alone again")
     _refuse_changed(lock)
     if lock.source.headers and not headers:
         raise Refused(
@@ -66,16 +66,6 @@ def the_lock(wanted: Model, workspace: Path | None = None) -> Lock:
     if len(fitting) > 1:
         raise ambiguous(wanted, fitting)
     return fitting[0]
-
-
-def _refuse_broken(lock: Lock) -> None:
-    if lock.broken:
-        raise Refused(
-            f"{lock.label} has files that `dz fetch --verify` found broken",
-            ", ".join(lock.broken[:5]) + (f" and {len(lock.broken) - 5} more" if len(lock.broken) > 5 else ""),
-            f"{lock.again}: it fetches these alone again",
-            code="broken_files",
-        )
 
 
 def _refuse_changed(lock: Lock) -> None:

@@ -4,7 +4,6 @@ It holds digests, names and line numbers, no text. What stands at a place is rea
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from dz.core import jsonio
+from dz.core.collector import paused
 from dz.core.difference import Neighbour
 from dz.core.protocols import Progress, Silent
 from dz.inspect.form import Form
@@ -102,26 +102,20 @@ def load(*, folder: Path | None = None, progress: Progress | None = None) -> Ind
     return Index(sources, entries)
 
 
+@paused()  # millions of small syntax nodes, none in a cycle
 def build(sources: Sources, progress: Progress | None = None) -> list[Entry]:
     """Every structure of the sources, in order of its first place."""
     say = progress or Silent()
     found: dict[tuple[int, bool], Entry] = {}
-    collecting = gc.isenabled()
-    gc.disable()  # millions of small syntax nodes, none in a cycle
-    try:
-        for module, path in sources.files.items():
-            for piece in File(path.read_text("utf-8")).pieces():
-                form = piece.form(texts=False)
-                if len(form.features) >= _FEWEST:
-                    function = not piece.init and piece.functions[0].name == piece.name
-                    held = found.setdefault(
-                        (form.digest, function), Entry(form.digest, sorted(form.features), [], function)
-                    )
-                    held.places.append((f"{module}:{piece.name}", piece.line))
-            say.advance()
-    finally:
-        if collecting:
-            gc.enable()
+    for module, path in sources.files.items():
+        for piece in File(path.read_text("utf-8")).pieces():
+            form = piece.form(texts=False)
+            if len(form.features) >= _FEWEST:
+                function = not piece.init and piece.functions[0].name == piece.name
+                new = Entry(form.digest, sorted(form.features), [], function)
+                held = found.setdefault((form.digest, function), new)
+                held.places.append((f"{module}:{piece.name}", piece.line))
+        say.advance()
     return list(found.values())
 
 

@@ -15,6 +15,10 @@ from dz.kernels.common.launch import on, power_of_two
 from dz.kernels.common.refuse import FLOATS, dtypes, one_device, same_dtype
 
 WIDEST = 256
+CONFIG = {"columns": 32, "warps": 2}
+SPACE = {
+    "default": [{"columns": c, "warps": w} for c, w in ((16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 2), (64, 4))]
+}
 GATE = ("a_log", "dt_bias", "lower_bound", "beta_logits")
 GIVEN = ("q", "k", "v", "g", "beta", "normalize", "scale", "state", "cu_seqlens", "return_state")
 

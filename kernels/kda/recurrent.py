@@ -8,19 +8,11 @@ from typing import Any
 from torch import Tensor
 
 from dz.core.kernel import Kernel, Requires, Support
-from dz.kernels.common.delta_steps import GATE, GIVEN, refusals, steps, walk
+from dz.kernels.common.delta_steps import CONFIG, GATE, GIVEN, SPACE, refusals, steps, walk
 from dz.kernels.common.refuse import FLOATS, support, unknown
 from dz.kernels.common.tuned import Tunable
 
-TUNE = Tunable(
-    "kda/recurrent",
-    {"columns": 32, "warps": 2},
-    {
-        "default": [
-            {"columns": c, "warps": w} for c, w in ((16, 1), (16, 2), (32, 1), (32, 2), (32, 4), (64, 2), (64, 4))
-        ]
-    },
-)  # fmt: skip
+TUNE = Tunable("kda/recurrent", CONFIG, SPACE)
 LAUNCHES = (steps,)
 
 

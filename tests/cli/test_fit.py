@@ -52,3 +52,9 @@ def test_a_configuration_alone_is_an_estimate(dz, model, tmp_path):
 def test_an_unknown_profile_suggests(dz, model):
     code, _, err = dz("adapt", model, "--dry-run", "--device", "MI30X")
     assert code == 2 and "did you mean 'MI300X'?" in err
+
+
+@pytest.mark.parametrize("more", [("--set", "rms_norm=reference"), ("--recipe", "default"), ("--check",)])
+def test_flags_that_a_fit_would_not_heed_are_refused(dz, model, more):
+    code, _, err = dz("adapt", model, "--dry-run", "--device", "H200x2", *more)
+    assert code == 2 and f"with {more[0]}" in err

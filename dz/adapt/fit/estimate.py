@@ -60,4 +60,4 @@ def _band(shape: Outline) -> tuple[float, str]:
         return GUESSED, f"the configuration leaves open: {'; '.join(shape.guesses)}"
     text = shape.parameters - shape.vision
     band = (text * TEXT + shape.vision * SENSES) / max(shape.parameters, 1)
-    return band, "from a configuration alone; 158 of 181 upstream types lie within it at their default sizes"
+    return band, "from a configuration alone; most types of transformers lie within it at their default sizes"

@@ -10,8 +10,6 @@ FULL, WINDOW, STATE, SPACE, CONV, BOTH, NONE = "full", "window", "delta", "space
 DENSE, MOE = "dense", "moe"
 _LETTERS = {"M": SPACE, "*": FULL, "-": DENSE, "E": MOE}
 _SPACE_KEYS = ("mamba_d_state", "ssm_state_size", "state_size")
-
-
 MOST_LAYERS = 10_000
 
 
